@@ -1,18 +1,18 @@
 //! The cache before a backing that a crash tears too.
 //!
 //! One region holds both: the backing's blocks lie between the pool's first superblock and the
-//! bytes of its engine, so that the pool can end where the region does, or before. What the backing
-//! is told is stored, and durable with its next flush, of any thread: before that a crash leaves
-//! any part of it.
+//! bytes of its engine, so that the pool can end at or before the end of the region. A write of the
+//! backing is stored at once, and durable with the next flush of any thread: a crash before that
+//! leaves any part of the write.
 //!
 //! Where the pool changes its size, the region stands for a file that is as long as the largest
-//! pool, and holds other bytes behind a smaller one: headers of pages that were cached once, which
-//! count as soon as they are taken for the pool's own.
+//! pool. Behind a smaller pool the file holds other bytes: headers of pages that were cached once,
+//! which count as soon as the pool takes them for its own.
 //!
-//! With atomic flush the promise is judged where no group can fill the cache, and where none was
-//! committed early in the life that is judged: a pool that shrinks does that.
+//! With atomic flush, a life is judged by the promise only if no group can fill the cache, and no
+//! group was committed early in that life: a pool that shrinks commits early.
 //!
-//! There is no thread: a write that finds no free slot makes some, beside writes of other threads
+//! There is no thread: a write that finds no free slot frees some, beside writes of other threads
 //! and, where asked for, background work that the scheduler runs.
 
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -43,9 +43,9 @@ const PAGE_BYTES: u64 = 4096;
 const FIXED_BYTES: u64 = 10 * 4096;
 /// Headers of slots in a page.
 const HEADERS_A_PAGE: u64 = 64;
-/// Pages between the slots with which a pool was made and those with which it grew.
+/// Pages between the slots that a pool is created with and the slots that it grows by.
 const GAP_PAGES: u64 = 4;
-/// Where the backing lies: where a pool without one has its engine's first byte.
+/// Offset of the backing: where a pool without a backing has its engine's first byte.
 pub(crate) const BACKING_OFFSET: u64 = 8192;
 /// The salt of the pool's headers.
 const SALT: u64 = 2;
@@ -56,7 +56,7 @@ const STEPS_OF_A_MODE: usize = 3;
 /// The setting that holds a table of IO classes.
 const CLASSES: &str = "io-classes";
 
-/// What is wrong with the backing.
+/// A planted fault of the backing.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum CacheFault {
     /// Nothing.
@@ -65,7 +65,7 @@ pub enum CacheFault {
     NoBackingFlush,
 }
 
-/// What the background changes.
+/// A change that the background makes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Change {
     /// The mode.
@@ -76,7 +76,7 @@ pub enum Change {
     Size,
     /// The pages in the cache: a purge gave some up.
     Purge,
-    /// The pages in the cache, while no request was under way: the purge gave all of them up.
+    /// The pages in the cache, while no request was under way: the purge emptied the cache.
     QuietPurge,
 }
 
@@ -94,21 +94,21 @@ impl Changes {
 pub struct CacheSubject {
     blocks: u64,
     block_bytes: u32,
-    /// Those of the backing.
+    /// Block size of the backing.
     backing_block_bytes: u32,
     line_bytes: u32,
     slots: u64,
     fault: CacheFault,
-    /// The first is the pool's; the background goes through all of them in turn.
+    /// The first is the pool's; the background sets each in turn.
     modes: &'static [Mode],
     background: usize,
     keep_free: Option<u32>,
-    /// Of what it may serve by cost.
+    /// Share of the requests that the backing may serve by cost.
     backing_share_pct: Option<u32>,
     atomic_flush: bool,
-    /// The setting, where it is not the default.
+    /// The setting `granularity`, where it is not the default.
     granularity: Option<&'static str>,
-    /// Writes are compared with what is cached, and differ little from it.
+    /// Writes are compared with the cached content, and differ from it in few lines.
     by_content: bool,
     /// Tables of IO classes: the first is the pool's; the background goes through them in turn.
     tables: &'static [&'static str],
@@ -119,12 +119,12 @@ pub struct CacheSubject {
     changes: Arc<Changes>,
     /// Devices of the life that is run.
     living: Mutex<Vec<Weak<CacheDevice>>>,
-    /// Lives in which flushes were judged as atomic.
+    /// Number of lives whose flushes were judged as atomic.
     atomic_lives: AtomicU64,
 }
 
 impl CacheSubject {
-    /// A device of `blocks` blocks of 4096 bytes before which `slots` slots lie.
+    /// Makes a device of `blocks` blocks of 4096 bytes behind a cache of `slots` slots.
     pub fn new(blocks: u64, slots: u64, modes: &'static [Mode], fault: CacheFault) -> Self {
         Self {
             blocks,
@@ -149,91 +149,90 @@ impl CacheSubject {
         }
     }
 
-    /// How often the background made this change, in all lives so far.
+    /// Returns how often the background made this change, in all lives so far.
     pub fn changes(&self, change: Change) -> u64 {
         self.changes.0[change as usize].load(Ordering::Relaxed)
     }
 
-    /// Lives so far in which flushes were judged as atomic.
+    /// Returns the number of lives so far whose flushes were judged as atomic.
     pub fn atomic_lives(&self) -> u64 {
         self.atomic_lives.load(Ordering::Relaxed)
     }
 
-    /// Groups that the devices of this life committed before a flush.
+    /// Returns the number of groups that the devices of this life committed before a flush.
     fn early_commits(&self) -> u64 {
         let living = self.living.lock().unwrap_or_else(PoisonError::into_inner);
         living.iter().filter_map(Weak::upgrade).map(|device| early_commits_of(&device)).sum()
     }
 
-    /// A device with blocks of `own` bytes, before a backing with blocks of `backing` bytes. There
-    /// are as many blocks as before; they are whole pages together.
+    /// Sets the block size to `own` bytes, and the backing's to `backing` bytes. The number of
+    /// blocks stays; together they are whole pages.
     #[must_use]
     pub fn with_block_bytes(self, own: u32, backing: u32) -> Self {
         Self { block_bytes: own, backing_block_bytes: backing, ..self }
     }
 
-    /// A device with clusters of `line_bytes`.
+    /// Sets the size of clusters.
     #[must_use]
     pub fn with_line_bytes(self, line_bytes: u32) -> Self {
         Self { line_bytes, ..self }
     }
 
-    /// A device whose background work the scheduler runs beside requests.
+    /// Lets the scheduler run the device's background work beside requests.
     #[must_use]
     pub fn with_background(self) -> Self {
         Self { background: 1, ..self }
     }
 
-    /// A device that evicts pages while it has less than `slots` slots without one.
+    /// Makes the device evict pages while fewer than `slots` slots are free.
     #[must_use]
     pub fn keeping_free(self, slots: u32) -> Self {
         Self { keep_free: Some(slots), ..self }
     }
 
-    /// A device whose backing serves `share_pct` percent of what it may serve by cost.
+    /// Lets the backing serve `share_pct` percent of the requests that it may serve by cost.
     #[must_use]
     pub fn with_backing_share(self, share_pct: u32) -> Self {
         Self { backing_share_pct: Some(share_pct), ..self }
     }
 
-    /// A device with atomic flush.
+    /// Turns atomic flush on.
     #[must_use]
     pub fn with_atomic_flush(self) -> Self {
         Self { atomic_flush: true, ..self }
     }
 
-    /// A device with the setting `granularity`.
+    /// Sets the setting `granularity`.
     #[must_use]
     pub fn with_granularity(self, granularity: &'static str) -> Self {
         Self { granularity: Some(granularity), ..self }
     }
 
-    /// A device that stores the changed lines of blocks alone, which are few.
+    /// Makes the device store only the changed lines of blocks, which are few.
     #[must_use]
     pub fn by_content(self) -> Self {
         Self { by_content: true, ..self }
     }
 
-    /// `device` as histories use it.
+    /// Wraps `device` as histories use it.
     fn seen(&self, device: Arc<dyn BlockDevice>) -> Arc<dyn BlockDevice> {
         if self.by_content { Arc::new(Similar(device)) } else { device }
     }
 
-    /// A device with IO classes by `tables`, values of its setting `io-classes`.
+    /// Makes the background set `tables`, values of the setting `io-classes`, in turn.
     #[must_use]
     pub fn with_classes(self, tables: &'static [&'static str]) -> Self {
         Self { tables, ..self }
     }
 
-    /// A device whose pool gets these numbers of slots in turn.
+    /// Makes the background resize the pool to these numbers of slots in turn.
     #[must_use]
     pub fn with_sizes(self, sizes: &'static [u64]) -> Self {
         Self { sizes, ..self }
     }
 
-    /// A device whose background purges the cache in turn. A purge beside which no request is under
-    /// way has to leave the cache empty, but with atomic flush, or the background ends with a
-    /// panic.
+    /// Makes the background purge the cache in turn. A purge while no request is under way has to
+    /// leave the cache empty, except with atomic flush, or the background panics.
     #[must_use]
     pub fn with_purges(self) -> Self {
         Self { purges: true, ..self }
@@ -243,7 +242,7 @@ impl CacheSubject {
         self.blocks * u64::from(self.block_bytes)
     }
 
-    /// Size of the pool with `slots` slots, the backing within it.
+    /// Returns the size of the pool with `slots` slots, including the backing.
     fn pool_bytes(&self, slots: u64) -> u64 {
         let of_chunk = self.slots.div_ceil(HEADERS_A_PAGE) + slots.min(self.slots);
         let grown = slots.saturating_sub(self.slots);
@@ -271,7 +270,7 @@ impl CacheSubject {
         Superblock { data_offset, pool_bytes, ..superblock }.write(region).map_err(text)
     }
 
-    /// Headers of zeroes with a later version lie where the pool has none yet.
+    /// Adds headers of zeroes with a later version where the pool has no headers yet.
     fn add_foreign_headers(&self, region: &Region) -> Result<(), String> {
         let largest = Region::anonymous(self.region_bytes()).map_err(text)?;
         self.make(&largest)?;
@@ -298,8 +297,8 @@ impl CacheSubject {
         Ok(())
     }
 
-    /// Acknowledged writes are durable in every mode; one whose class is full may go around the
-    /// cache.
+    /// Returns whether acknowledged writes are durable in every mode. A write whose IO class is
+    /// full may bypass the cache.
     fn is_durable(&self) -> bool {
         let durable = [Mode::WriteBack, Mode::WriteOnly, Mode::WriteThrough];
         self.tables.is_empty() && self.modes.iter().all(|mode| durable.contains(mode))
@@ -340,7 +339,7 @@ impl Subject for CacheSubject {
         if let Some(granularity) = self.granularity {
             device.set("granularity", granularity).map_err(text)?;
         }
-        // Never by what the clock says: a seed gives one history.
+        // Never chosen by the clock: a seed gives one history.
         device.set("by-content", if self.by_content { "on" } else { "off" }).map_err(text)?;
         if let Some(table) = self.tables.first() {
             device.set(CLASSES, table).map_err(text)?;
@@ -392,7 +391,7 @@ impl Subject for CacheSubject {
     }
 
     fn tears(&self) -> bool {
-        // These write to the backing, which is no cache and tears.
+        // These modes write to the backing, which tears.
         let around = [Mode::WriteAround, Mode::WriteInvalidate, Mode::PassThrough];
         let goes_around = !self.tables.is_empty() || self.backing_share_pct.is_some();
         goes_around || self.modes.iter().any(|mode| around.contains(mode))
@@ -412,8 +411,8 @@ impl Subject for CacheSubject {
 
     fn check_as_crashed(&self, region: &Region) -> Result<(), String> {
         let mut findings = check(region).map_err(text)?.findings;
-        // Nothing tells these from damage: one copy of a header that a crash kept from the other,
-        // and a word of a slot's header or data that differs by one bit from what it was to be.
+        // Two results of a crash look like damage: a copy of a superblock that differs from the
+        // other one, and a word of a slot's header or data with one wrong bit.
         let looks_damaged = ["one copy of the superblock", "one bit"];
         findings.retain(|finding| !looks_damaged.iter().any(|it| finding.contains(it)));
         if findings.is_empty() { Ok(()) } else { Err(findings.join("; ")) }
@@ -436,7 +435,7 @@ fn early_commits_of(device: &CacheDevice) -> u64 {
     let found = readings.iter().find(|it| it.metric.name == "cache_groups_committed_early");
     match found.map(|it| &it.value) {
         Some(Value::Whole(count)) => *count,
-        // Without the counter nothing is judged, and the tests that ask for it fail.
+        // Without the counter nothing is judged, and the tests that ask for judged lives fail.
         _ => u64::MAX,
     }
 }
@@ -447,16 +446,16 @@ struct Background<W> {
     work: W,
     modes: &'static [Mode],
     tables: &'static [&'static str],
-    /// Of the pool, in bytes.
+    /// Sizes of the pool in bytes.
     sizes: Vec<u64>,
-    /// Requests beside which the cache is purged, where it is.
+    /// Counts of the requests, if the background purges the cache.
     purges: Option<Arc<Requests>>,
     steps: usize,
     changes: Arc<Changes>,
 }
 
 impl<W> Background<W> {
-    /// Counts `change` where it was made; false: it was refused.
+    /// Counts `change` if it was made. Returns false if the change was refused.
     fn note<T, E>(&self, change: Change, made: &Result<T, E>) -> bool {
         if made.is_ok() {
             self.changes.count(change);
@@ -464,19 +463,19 @@ impl<W> Background<W> {
         made.is_ok()
     }
 
-    /// Sets `mode`. False: it was refused.
+    /// Sets `mode`. Returns false if the mode was refused.
     fn set_mode(&self, mode: Mode) -> bool {
         self.device.mode() == mode || self.note(Change::Mode, &self.device.set_mode(mode))
     }
 
-    /// Sets the IO classes of this turn. False: they were refused.
+    /// Sets the IO classes of this turn. Returns false if they were refused.
     fn set_classes(&self, turn: usize) -> bool {
         let changes = self.steps.is_multiple_of(STEPS_OF_A_MODE) && !self.tables.is_empty();
         let set = || self.device.set(CLASSES, self.tables[turn % self.tables.len()]);
         !changes || self.note(Change::Classes, &set())
     }
 
-    /// Gives the pool its next size, first before anything is cleaned. False: it was refused.
+    /// Gives the pool its next size, before the step cleans. Returns false if the size was refused.
     fn resize(&self) -> bool {
         let turn = self.steps / STEPS_OF_A_MODE;
         let size = self.sizes.get(turn % self.sizes.len().max(1));
@@ -487,7 +486,7 @@ impl<W> Background<W> {
         self.note(Change::Size, &resized)
     }
 
-    /// Purges the cache, first before anything is cleaned. False: it was refused.
+    /// Purges the cache, before the step cleans. Returns false if the purge was refused.
     fn purge(&self) -> bool {
         let Some(requests) = &self.purges else { return true };
         if self.steps % STEPS_OF_A_MODE != 1 {

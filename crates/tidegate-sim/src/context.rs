@@ -22,17 +22,17 @@ pub(crate) fn enter(thread: usize) {
     THREAD.set(Some(thread));
 }
 
-/// The simulated thread that the caller is, if it is one.
+/// Returns the simulated thread that the caller is, if any.
 pub(crate) fn simulated() -> Option<usize> {
     THREAD.get()
 }
 
-/// The simulated thread, or [`OUTSIDE`].
+/// Returns the simulated thread, or [`OUTSIDE`].
 pub(crate) fn thread() -> usize {
     THREAD.get().unwrap_or(OUTSIDE)
 }
 
-/// The caller starts its next operation, on block `lba`, in which engines see it as thread number
+/// Starts the caller's next operation, on block `lba`. Engines see the caller as thread number
 /// `ordinal`.
 pub(crate) fn next_operation(ordinal: usize, lba: Option<u64>) {
     OPERATION.set(OPERATION.get() + 1);
@@ -40,37 +40,37 @@ pub(crate) fn next_operation(ordinal: usize, lba: Option<u64>) {
     LBA.set(lba);
 }
 
-/// The block that the caller's operation is on.
+/// Returns the block of the caller's operation.
 pub(crate) fn lba() -> Option<u64> {
     LBA.get()
 }
 
-/// The caller changes the size of a pool from now on, or does not any more.
+/// Sets whether the caller is changing the size of a pool.
 pub(crate) fn set_resizing(is_resizing: bool) {
     RESIZING.set(is_resizing);
 }
 
-/// The caller changes the size of a pool.
+/// Reports whether the caller is changing the size of a pool.
 pub(crate) fn is_resizing() -> bool {
     RESIZING.get()
 }
 
-/// The caller purges a cache from now on, or does not any more.
+/// Sets whether the caller is purging a cache.
 pub(crate) fn set_purging(is_purging: bool) {
     PURGING.set(is_purging);
 }
 
-/// The caller purges a cache.
+/// Reports whether the caller is purging a cache.
 pub(crate) fn is_purging() -> bool {
     PURGING.get()
 }
 
-/// The thread number that engines see: they choose lanes by it.
+/// Returns the thread number that engines see: they choose lanes by it.
 pub(crate) fn ordinal() -> usize {
     ORDINAL.get()
 }
 
-/// A number that differs between any two operations of one thread.
+/// Returns a number that differs between any two operations of one thread.
 pub(crate) fn operation() -> u64 {
     OPERATION.get()
 }

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use tidegate::device::{BlockDevice, Extent, Geometry, Result, WriteFlags, ZeroFlags};
 
-/// How many requests were begun and ended.
+/// Numbers of requests begun and ended.
 #[derive(Debug, Default)]
 pub(crate) struct Requests {
     begun: AtomicU64,
@@ -20,7 +20,7 @@ impl Requests {
         result
     }
 
-    /// How many were begun. None: some are under way.
+    /// Returns the number of requests begun, or `None` while any is under way.
     pub(crate) fn quiet_after(&self) -> Option<u64> {
         let ended = self.ended.load(Ordering::SeqCst);
         let begun = self.begun.load(Ordering::SeqCst);

@@ -1,9 +1,9 @@
-//! What a crash leaves of a device with atomic flush: all blocks as they were at one moment of a
-//! flush, and FUA writes besides.
+//! The states that a crash may leave of a device with atomic flush: all blocks as they were at one
+//! moment of a flush, and FUA writes besides.
 //!
-//! That moment is not known from outside. It lies in a flush, and not before any flush began that
-//! returned. Of each thread a *cut* takes the writes to some point, so that no write is in it that
-//! began after another one, which is not, had returned. The write at that point may be there in
+//! That moment is not known from outside. It lies in a flush, and not before the beginning of any
+//! flush that returned. A *cut* takes a prefix of each thread's writes: if a write is in the cut,
+//! so is every write that had returned before it began. The last write of a prefix may be there in
 //! part: a device takes the blocks of one write as they come.
 
 use std::collections::BTreeSet;
@@ -11,27 +11,29 @@ use std::collections::BTreeSet;
 use crate::history::{Call, History, Op};
 use crate::model::{Effect, Interval, MAX_THREADS, Stamp, World, outcomes};
 
-/// A flush that may be the one whose writes are there.
+/// A flush that a crash may have committed.
 #[derive(Clone, Copy)]
 struct Window {
-    /// What returned before is in the cut.
+    /// Writes that returned before this position are in the cut.
     from: usize,
-    /// What begins later is not.
+    /// Writes that begin after this position are not.
     to: usize,
 }
 
-/// Of one thread: its first `whole` writes, and the next one in part.
+/// A prefix of one thread's writes: the first `whole` writes, and the next one in part if
+/// `and_part`.
 #[derive(Clone, Copy, Default)]
 struct Prefix {
     whole: usize,
     and_part: bool,
 }
 
-/// Writes of each thread that no crash spares by themselves.
+/// Per thread, the writes that a crash undoes unless a flush covers them.
 type Writes<'a> = [Vec<&'a Call>; MAX_THREADS];
 
 impl History {
-    /// What the blocks, which held `initial` at first, may hold after a crash at `position`.
+    /// Returns the values that the blocks, which held `initial` at first, may hold after a crash at
+    /// `position`.
     pub fn worlds(&self, initial: &[Stamp], position: usize) -> Vec<World> {
         if self.atomic_flush {
             return worlds(self, initial, position);
@@ -41,7 +43,7 @@ impl History {
     }
 }
 
-/// The worlds after a crash at `position`, each once.
+/// Returns the worlds after a crash at `position`, each once.
 fn worlds(history: &History, initial: &[Stamp], position: usize) -> Vec<World> {
     let begun: Vec<&Call> = history.calls.iter().filter(|call| call.begin < position).collect();
     let of_thread = |thread| {
@@ -72,7 +74,7 @@ fn windows(begun: &[&Call], fua_commits: bool, position: usize) -> Vec<Window> {
     let returned = begun.iter().filter(is_flush);
     let returned = returned.filter(|flush| flush.acknowledged && flush.end < position);
     let Some(last) = returned.map(|flush| flush.begin).max() else {
-        // Nothing may be committed.
+        // A crash may leave no write at all.
         let of = |flush: &&Call| Window { from: flush.begin, to: flush.end.min(position) };
         return flushes().map(of).chain([Window { from: 0, to: 0 }]).collect();
     };
@@ -80,7 +82,7 @@ fn windows(begun: &[&Call], fua_commits: bool, position: usize) -> Vec<Window> {
     flushes().map(of).filter(|window| window.from <= window.to).collect()
 }
 
-/// Shows all cuts of `window` to `see`.
+/// Calls `see` with each cut of `window`.
 fn each_cut(writes: &Writes<'_>, window: Window, see: &mut dyn FnMut(&[Prefix; MAX_THREADS])) {
     let mut cut = [Prefix::default(); MAX_THREADS];
     extend(writes, window, 0, &mut cut, see);
@@ -111,7 +113,8 @@ fn extend(
     }
 }
 
-/// No write is in the cut that began after another one, which is not as a whole, had returned.
+/// Returns whether every write that had returned before the last write in the cut began is in the
+/// cut as a whole.
 fn is_closed(writes: &Writes<'_>, cut: &[Prefix; MAX_THREADS]) -> bool {
     let all = || writes.iter().zip(cut);
     let inside = all().flat_map(|(own, it)| &own[..it.whole + usize::from(it.and_part)]);
@@ -120,7 +123,8 @@ fn is_closed(writes: &Writes<'_>, cut: &[Prefix; MAX_THREADS]) -> bool {
     outside.map(|call| call.end).min().is_none_or(|end| end >= last_begun)
 }
 
-/// What is done to block `lba`: the writes of the cut, FUA writes, and what was read before it.
+/// Returns the operations on block `lba`: the writes of the cut, FUA writes, and reads before the
+/// cut.
 fn intervals(
     begun: &[&Call],
     writes: &Writes<'_>,

@@ -1,9 +1,9 @@
-//! Runs histories on the real engine, crashes them everywhere, and judges what is left.
+//! Runs histories on the real engine, crashes them everywhere, and judges the images.
 //!
-//! An execution is a plan under one interleaving. Its trace is replayed on the model of the medium;
-//! before each fence and at the end (the moments at which the set of possible crash images is
-//! largest), every image of a small set, or a sample of a large one, is opened by the engine's real
-//! recovery and compared with what the history allows.
+//! An execution is a plan under one interleaving. Its trace is replayed on the model of the medium.
+//! The set of possible crash images is largest just before each fence and at the end. There the
+//! engine's real recovery opens every image of a small set, or a sample of a large one, and the
+//! blocks are compared with the values that the history allows.
 //!
 //! Invariant: an image is judged once for each set of allowed values, however many interleavings
 //! lead to it.
@@ -68,7 +68,7 @@ impl Pool {
     }
 }
 
-/// How thorough to be.
+/// Thoroughness of a search.
 #[derive(Debug, Clone, Copy)]
 pub struct Effort {
     /// Crash moments with at most this many images are enumerated.
@@ -83,18 +83,18 @@ pub struct Effort {
     pub order: StoreOrder,
 }
 
-/// What was covered.
+/// Coverage of a search.
 #[derive(Debug, Default, Clone, Copy)]
 pub struct Stats {
     /// Executions run.
     pub executions: u64,
     /// Crash moments looked at.
     pub moments: u64,
-    /// Crash moments of which all images were enumerated.
+    /// Crash moments whose images were all enumerated.
     pub moments_enumerated: u64,
     /// Different images judged.
     pub images: u64,
-    /// Images that an earlier one stood for.
+    /// Images skipped, since an identical one was judged before.
     pub repeats: u64,
 }
 
@@ -119,16 +119,16 @@ impl std::ops::AddAssign for Stats {
     }
 }
 
-/// A promise that the engine broke, and how to see it again.
+/// A promise that the engine broke, with the means to replay it.
 #[derive(Debug, Clone)]
 pub struct Failure {
-    /// What was broken.
+    /// The broken promise.
     pub verdict: Verdict,
-    /// Under which interleaving.
+    /// The interleaving.
     pub schedule: String,
-    /// At which crash, if at one.
+    /// The crash, if there was one.
     pub crash: Option<String>,
-    /// What led there.
+    /// The history up to the failure.
     pub story: String,
 }
 
@@ -150,13 +150,13 @@ struct Session<'a> {
     kill_after: Option<usize>,
 }
 
-/// What an execution left.
+/// The trace and the history of an execution.
 struct Execution {
     trace: Trace,
     history: History,
 }
 
-/// Puts one subject through histories.
+/// Runs histories on one subject.
 pub struct Explorer<'a> {
     subject: &'a dyn Subject,
     pool: Pool,
@@ -171,7 +171,7 @@ pub struct Explorer<'a> {
 type Calls = Arc<Mutex<Vec<Call>>>;
 
 impl<'a> Explorer<'a> {
-    /// An explorer of histories with up to `threads` threads that start from `pool`.
+    /// Makes an explorer of histories with up to `threads` threads that start from `pool`.
     ///
     /// # Errors
     /// What went wrong, in words.
@@ -200,7 +200,7 @@ impl<'a> Explorer<'a> {
         self
     }
 
-    /// What was covered so far.
+    /// Returns the coverage so far.
     pub fn stats(&self) -> Stats {
         self.stats
     }
@@ -242,8 +242,8 @@ impl<'a> Explorer<'a> {
     }
 
     /// Lives through `generations` of random plans: in each the process is killed at a random step
-    /// and opens the pool again before the power fails; the next starts from one of the images that
-    /// are then possible.
+    /// and opens the pool again before the power fails. The next generation starts from one of the
+    /// possible images.
     ///
     /// # Errors
     /// The first broken promise.
@@ -293,7 +293,7 @@ impl<'a> Explorer<'a> {
         self.execute(sessions, strategy).map_err(|verdict| stuck(verdict, &random_schedule(seed)))
     }
 
-    /// The pool after a power cut at the end of `run`, as recovery leaves it.
+    /// Cuts the power at the end of `run`, and returns the pool after recovery.
     fn survivor(&mut self, run: &Execution, random: &mut Random) -> Result<Pool, Failure> {
         let mut medium = Medium::new(&self.pool.image, self.model());
         run.trace.events().iter().for_each(|event| medium.apply(&run.trace, event));
@@ -345,7 +345,7 @@ impl<'a> Explorer<'a> {
         History { calls, volatile_cache, atomic_flush, fua_commits, tears }
     }
 
-    /// A fresh region that holds the pool, watched by `recorder` through the mutation.
+    /// Creates a region that holds the pool; `recorder` watches it through the mutation.
     fn observed_region(&self, recorder: &Arc<Recorder>) -> Result<Arc<Region>, Verdict> {
         let observer: Arc<dyn Observer> = match self.mutation {
             None => recorder.clone(),
@@ -356,7 +356,7 @@ impl<'a> Explorer<'a> {
         Ok(Arc::new(region.observed(observer)))
     }
 
-    /// One session: all threads run to their end, or to the kill; those in the background until the
+    /// Runs one session: all threads to their end, or to the kill. Background threads run until the
     /// others are done.
     fn live(
         &self,
@@ -534,7 +534,7 @@ fn requirement_hash(allowed: &[World]) -> u64 {
     stamps.fold(0, |hash, stamp| mix(hash ^ u64::from(stamp)))
 }
 
-/// Marks reads that returned a torn block by an impossible stamp; they fail here.
+/// Fails if a read returned a torn block; such reads have the stamp [`TORN`].
 fn check_reads(calls: &[Call]) -> Result<(), Verdict> {
     match calls.iter().find(|call| call.read == Some(TORN)) {
         None => Ok(()),
@@ -545,8 +545,8 @@ fn check_reads(calls: &[Call]) -> Result<(), Verdict> {
     }
 }
 
-/// The test `name`: `run` with each of its [`seeds`], `count` of them fixed; prints what was
-/// covered, and returns it.
+/// Runs the test `name` with each of its [`seeds`], `count` by default; prints and returns the
+/// coverage.
 ///
 /// # Panics
 /// With the first failure, and the command that replays it.
@@ -605,8 +605,7 @@ impl Actor {
     }
 }
 
-/// The life of background thread number `thread`: it ends with its work, or when no thread is
-/// `acting` any more.
+/// Runs background thread number `thread`, until its work ends or no thread is `acting` any more.
 fn work_in_background(
     mut work: Box<dyn Work>,
     thread: usize,

@@ -1,8 +1,9 @@
-//! Histories: what the threads of an execution do, what came of it, and the bytes that tell.
+//! Histories: the operations that the threads of an execution make, their results, and the bytes
+//! that identify each write.
 //!
 //! Every write has a stamp of its own, and every 8 bytes of its blocks carry stamp, block and
-//! position, so that a block made of two writes, or of another block's bytes, is never taken for a
-//! whole one.
+//! position, so that a block that mixes two writes, or holds another block's bytes, is never taken
+//! for a whole one.
 
 use std::collections::BTreeSet;
 
@@ -46,7 +47,7 @@ pub enum Op {
     Flush,
 }
 
-/// An operation and the lane that the engine is led to prefer for it.
+/// An operation, and the thread number that the engine chooses a lane by.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Step {
     /// The operation.
@@ -55,7 +56,7 @@ pub struct Step {
     pub ordinal: usize,
 }
 
-/// What each thread of an execution does.
+/// The steps of each thread of an execution.
 pub type Plan = Vec<Vec<Step>>;
 
 /// An operation that was called.
@@ -63,19 +64,19 @@ pub type Plan = Vec<Vec<Step>>;
 pub struct Call {
     /// The client that called.
     pub thread: usize,
-    /// What.
+    /// The operation.
     pub op: Op,
     /// Position of the call in the trace.
     pub begin: usize,
     /// Position of the return in the trace, or of the kill that came before it.
     pub end: usize,
-    /// It returned.
+    /// Whether the call returned.
     pub acknowledged: bool,
-    /// What a read returned.
+    /// The stamp that a read returned.
     pub read: Option<Stamp>,
 }
 
-/// The bytes of block `lba` as `stamp` writes them.
+/// Returns the bytes of block `lba` as `stamp` writes them.
 pub fn payload(lba: u64, stamp: Stamp, block_bytes: usize) -> Vec<u8> {
     (0..block_bytes / 8).flat_map(|index| payload_word(lba, stamp, index).to_le_bytes()).collect()
 }
@@ -87,7 +88,8 @@ fn payload_word(lba: u64, stamp: Stamp, index: usize) -> u64 {
     }
 }
 
-/// The stamp with which block `lba` was written as a whole, or `None` for a torn or foreign block.
+/// Returns the stamp that block `lba` has as a whole, or `None` for a torn or foreign
+/// block.
 pub fn stamp_of(lba: u64, block: &[u8]) -> Option<Stamp> {
     let word = |bytes: &[u8]| u64::from_le_bytes(bytes.try_into().unwrap_or_default());
     let stamp = Stamp::try_from(word(&block[..8]) >> 32).ok()?;
@@ -95,7 +97,7 @@ pub fn stamp_of(lba: u64, block: &[u8]) -> Option<Stamp> {
     words.all(|(index, bytes)| word(bytes) == payload_word(lba, stamp, index)).then_some(stamp)
 }
 
-/// Performs `op`; a read gives the bytes it returned.
+/// Performs `op`; returns the bytes of a read.
 ///
 /// # Errors
 /// Those of the device.
@@ -122,7 +124,7 @@ pub fn perform(device: &dyn BlockDevice, op: Op) -> Result<Option<Vec<u8>>, Devi
 }
 
 impl Op {
-    /// The first block that the operation is about.
+    /// Returns the first block of the operation, or `None` for a flush.
     pub fn lba(self) -> Option<u64> {
         match self {
             Self::Write { lba, .. }
@@ -154,7 +156,7 @@ impl Op {
     }
 }
 
-/// The calls of an execution, and what the device promises about them.
+/// The calls of an execution, and the device's promises about them.
 #[derive(Debug, Default)]
 #[allow(clippy::struct_excessive_bools)]
 pub struct History {
@@ -162,7 +164,7 @@ pub struct History {
     pub calls: Vec<Call>,
     /// Acknowledged writes wait in volatile memory until the next flush.
     pub volatile_cache: bool,
-    /// A crash takes all writes back that no flush covered, but FUA writes.
+    /// A crash undoes all writes that no flush covered, except FUA writes.
     pub atomic_flush: bool,
     /// A FUA write may cover the writes before it as a flush does.
     pub fua_commits: bool,
@@ -171,12 +173,13 @@ pub struct History {
 }
 
 impl History {
-    /// What block `lba`, which held `initial` at first, may hold after a crash at `position`.
+    /// Returns the values that block `lba`, which held `initial` at first, may hold after a crash
+    /// at `position`.
     ///
-    /// What a read returned survives, too, for devices whose writes are durable when they become
-    /// visible. Zeroing is not (readers see the map before it is durable), so reads of a block that
-    /// was zeroed do not count. Nor do any where writes may go to a backing that tears: it shows
-    /// them before it has flushed them.
+    /// On devices whose writes are durable when they become visible, a value that a read returned
+    /// survives, too. Zeroing becomes visible before it is durable (readers see the map first), so
+    /// reads of a block that was zeroed do not count. Nor do any reads if writes may go to a
+    /// backing that tears: the backing shows writes before it flushes them.
     pub fn after_crash(&self, lba: u64, initial: Stamp, position: usize) -> BTreeSet<Stamp> {
         let zeroed = self.calls.iter().any(|call| call.op.zeroes(lba));
         let required = |call: &Call| {
@@ -195,8 +198,8 @@ impl History {
         writes && call.begin < position && !self.survives(call, position)
     }
 
-    /// What a read of block `lba` may return after all calls; empty where the reads made cannot be
-    /// explained.
+    /// Returns the values that a read of block `lba` may return after all calls. An empty set means
+    /// that the recorded reads cannot be explained.
     pub fn after_all(&self, lba: u64, initial: Stamp) -> BTreeSet<Stamp> {
         outcomes(initial, &self.intervals(lba, |call| call.acknowledged, usize::MAX))
     }
@@ -220,8 +223,8 @@ impl History {
         begun.filter_map(interval).collect()
     }
 
-    /// `call` was acknowledged before a crash at `position`, as something that a crash does not
-    /// undo.
+    /// Returns whether `call` was acknowledged before a crash at `position`, and a crash does not
+    /// undo it.
     fn survives(&self, call: &Call, position: usize) -> bool {
         let flushed = || {
             let mut flushes = self.calls.iter().filter(|other| other.op == Op::Flush);
@@ -232,25 +235,26 @@ impl History {
     }
 }
 
-/// Which operations a random plan is made of.
+/// Shares of the operations in a random plan.
 #[derive(Debug, Clone, Copy)]
 pub struct Mix {
     /// Number of threads.
     pub threads: usize,
     /// Operations of each thread.
     pub ops: usize,
-    /// Blocks used, not empty: few make threads meet.
+    /// Blocks used, not empty: with few, threads contend for the same blocks.
     pub lbas: &'static [u64],
-    /// Most blocks of one write; the device must have as many from each of `lbas` on.
+    /// Most blocks of one write; the device must have that many blocks from each of `lbas` on.
     pub blocks_max: u64,
     /// Out of 100 operations, this many are reads.
     pub reads_pct: usize,
-    /// Out of 100 operations, this many are discards, as many write zeroes, and as many flush.
+    /// Out of 100 operations, this many are discards; the same number write zeroes, and the same
+    /// number flush.
     pub others_pct: usize,
 }
 
 impl Mix {
-    /// A random plan. Stamps count on from `stamp`.
+    /// Makes a random plan. Stamps count on from `stamp`.
     pub fn plan(&self, random: &mut Random, stamp: &mut Stamp) -> Plan {
         let mut step = |_| Step { op: self.op(random, stamp), ordinal: random.below(4) };
         let mut thread = |_| (0..self.ops).map(&mut step).collect();

@@ -1,10 +1,9 @@
-//! Judges crash images: the engine's real recovery, the other implementations, and what comes
-//! after.
+//! Judges crash images by the engine's real recovery, other implementations, and later writes.
 //!
 //! For each image: recovery accepts it, every block is whole and holds a value that the history
-//! allows, the structure is sound, and the other implementations agree about both. For some,
-//! deeply: opening again changes nothing, a crash at any moment of the recovery is recovered from,
-//! and every lane can be written to afterwards.
+//! allows, the structure is sound, and the other implementations agree about both. Some images are
+//! judged deeply: opening again changes nothing, a crash at any moment of the recovery is recovered
+//! from, and every lane can be written to afterwards.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -21,8 +20,8 @@ use crate::model::{Stamp, TORN, World};
 use crate::subject::Subject;
 use crate::trace::{Action, Recorder, Trace};
 
-/// Images of one moment of a recovery that are tried; recoveries store little, so that this is
-/// rarely reached.
+/// Images of one moment of a recovery that are tried. Recoveries store little, so that this limit
+/// is rarely reached.
 const RECOVERY_IMAGES: usize = 64;
 /// Stamps of writes after a recovery count from here on.
 const LATER_STAMPS: Stamp = 0x4000_0000;
@@ -30,15 +29,15 @@ const LATER_STAMPS: Stamp = 0x4000_0000;
 /// The promises of the design that the simulator judges.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Promise {
-    /// P1: what was acknowledged as durable survives.
+    /// P1: writes acknowledged as durable survive.
     P1Durable,
     /// P2: each block is all old or all new.
     P2Atomic,
     /// P3: a read returns the last acknowledged write.
     P3Latest,
-    /// P4: what a flush covers is durable when it returns.
+    /// P4: writes that a flush covers are durable when the flush returns.
     P4Flush,
-    /// P6: recovery works, also on what a crash inside it leaves, and leaves a sound structure.
+    /// P6: recovery works, also after a crash during recovery, and leaves a sound structure.
     P6Recovery,
     /// The operations finish without error.
     Progress,
@@ -47,9 +46,9 @@ pub enum Promise {
 /// A promise broken.
 #[derive(Debug, Clone)]
 pub struct Verdict {
-    /// Which.
+    /// The broken promise.
     pub promise: Promise,
-    /// How.
+    /// How it was broken.
     pub what: String,
 }
 
@@ -60,7 +59,7 @@ impl fmt::Display for Verdict {
 }
 
 impl Verdict {
-    /// The simulator's own environment failed.
+    /// Makes the verdict that the simulator's own environment failed.
     pub(crate) fn outside(error: impl fmt::Display) -> Self {
         Self { promise: Promise::Progress, what: error.to_string() }
     }
@@ -74,16 +73,16 @@ impl Verdict {
     }
 }
 
-/// The blocks are as one of these has them.
+/// The worlds that the blocks may be in.
 type Allowed<'a> = &'a [World];
 
-/// Watches nothing; gives engines the thread number that makes them choose each lane in turn.
+/// Records nothing; gives engines the thread number that makes them choose each lane in turn.
 #[derive(Default)]
 pub(crate) struct Ordinals {
     waits: AtomicU64,
 }
 
-/// Waits of a thread that is alone, after which it waits for itself.
+/// Number of waits after which a thread that runs alone is taken to wait for itself.
 const WAITS_LIMIT: u64 = 1_000_000;
 
 impl Observer for Ordinals {
@@ -92,8 +91,10 @@ impl Observer for Ordinals {
     fn fence(&self) {}
     fn load(&self, _offset: u64, _len: u64) {}
 
+    /// Counts a wait.
+    ///
     /// # Panics
-    /// Where the only thread waits for another: it would never end.
+    /// If the only thread waits for another: it would never end.
     fn relax(&self) {
         let waits = self.waits.fetch_add(1, Ordering::Relaxed);
         assert!(waits < WAITS_LIMIT, "the only thread waits for a lock that nobody holds");
@@ -118,7 +119,7 @@ impl<'a> Judge<'a> {
         Ok(Self { subject, scratch: Arc::new(scratch), buffer: Vec::new() })
     }
 
-    /// A buffer to build an image in, so that images cost no allocation.
+    /// Takes the buffer to build an image in, so that images cost no allocation.
     pub(crate) fn take_buffer(&mut self) -> Vec<u8> {
         std::mem::take(&mut self.buffer)
     }
@@ -127,7 +128,7 @@ impl<'a> Judge<'a> {
         self.buffer = buffer;
     }
 
-    /// Judges `image`, whose blocks are as one of the worlds `allowed` has them.
+    /// Judges `image`, whose blocks must match one of the worlds `allowed`.
     pub(crate) fn judge(
         &self,
         image: &[u8],
@@ -146,7 +147,7 @@ impl<'a> Judge<'a> {
         self.check_as_crashed(image)
     }
 
-    /// `image` after recovery, and what its blocks hold.
+    /// Recovers `image`; returns the region's bytes afterwards and the stamps of its blocks.
     pub(crate) fn recovered(&self, image: &[u8]) -> Result<(Vec<u8>, Vec<Stamp>), Verdict> {
         self.load(image)?;
         let device = self.open()?;
@@ -169,7 +170,7 @@ impl<'a> Judge<'a> {
         self.subject.open(&self.scratch).map_err(refused)
     }
 
-    /// Opens `image` in the scratch region, which then holds it as recovery leaves it.
+    /// Opens `image` in the scratch region, which then holds the recovered bytes.
     fn recover(
         &self,
         image: &[u8],
@@ -190,7 +191,8 @@ impl<'a> Judge<'a> {
         self.subject.check(&self.scratch).map_err(unsound)
     }
 
-    /// What a crash leaves is no fault, before recovery either.
+    /// Fails if a check finds damage in an image before recovery: a crash must not look like
+    /// damage.
     fn check_as_crashed(&self, image: &[u8]) -> Result<(), Verdict> {
         self.load(image)?;
         let faulty = |what| Verdict::recovery(format!("before recovery, a check finds: {what}"));
@@ -208,7 +210,7 @@ impl<'a> Judge<'a> {
         Ok(())
     }
 
-    /// Recovery of what recovery left changes nothing.
+    /// Fails if a second recovery changes the blocks.
     fn open_again(&self, before: &[Stamp]) -> Result<(), Verdict> {
         let stamps = read_all(self.open()?.as_ref())?;
         if stamps == before {
@@ -267,7 +269,7 @@ impl<'a> Judge<'a> {
         Ok(recorder.take())
     }
 
-    /// Recovers `image` and writes every block so often that every lane was used.
+    /// Recovers `image`, and writes every block often enough to use every lane.
     fn write_afterwards(&self, image: &[u8]) -> Result<(), Verdict> {
         self.load(image)?;
         let device = self.open()?;
@@ -306,7 +308,7 @@ fn read_all(device: &dyn BlockDevice) -> Result<Vec<Stamp>, Verdict> {
     Ok(stamps_of(&data, geometry.block_bytes as usize))
 }
 
-/// The stamps of blocks; [`TORN`] for one that is torn, or another block's.
+/// Returns the stamps of blocks; [`TORN`] for a block that is torn, or another block's.
 fn stamps_of(content: &[u8], block_bytes: usize) -> Vec<Stamp> {
     let blocks = (0..).zip(content.chunks_exact(block_bytes));
     blocks.map(|(lba, block)| stamp_of(lba, block).unwrap_or(TORN)).collect()

@@ -1,12 +1,13 @@
-//! The BTT as other implementations recover and read it: second judges of our images.
+//! The recovery and the reads of a BTT as other implementations do them: second judges of our
+//! images.
 //!
-//! Written from the format and from how `drivers/nvdimm/btt.c` of Linux 6.x and libpmemblk 1.12
-//! behave; it shares no code with the engine. One arena.
+//! Written from the format and from the behavior of `drivers/nvdimm/btt.c` of Linux 6.x and
+//! libpmemblk 1.12; it shares no code with the engine. It supports one arena.
 //!
 //! Where they differ: Linux compares map and flog without flag bits and, when it completes a map
-//! entry, marks it normal; libpmemblk compares and stores them as they are, flags included, so that
-//! an entry without flags in the flog (all that Linux and Tidegate write) never matches a map
-//! entry. It cannot complete their interrupted writes.
+//! entry, marks it normal. libpmemblk compares and stores entries including flags, so that a flog
+//! entry without flags (all that Linux and Tidegate write) never matches a map entry. libpmemblk
+//! cannot complete the interrupted writes of Linux and Tidegate.
 
 use std::ops::Range;
 
@@ -16,7 +17,7 @@ const ERROR: u32 = 1 << 30;
 const NORMAL: u32 = ZERO | ERROR;
 const BLOCK: u32 = !NORMAL;
 
-/// Whose rules are followed.
+/// The implementation whose rules are followed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Dialect {
     /// The Linux kernel.
@@ -25,7 +26,7 @@ pub enum Dialect {
     Libpmemblk,
 }
 
-/// Where the parts of an arena are, in bytes from the start of the image.
+/// The parts of an arena, in bytes from the start of the image.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Layout {
     /// The data blocks.
@@ -73,7 +74,7 @@ impl Layout {
     /// Finds the arena: version 1.1 at 4 KiB, else version 2.0 at 0.
     ///
     /// # Errors
-    /// What does not fit the format.
+    /// Describes the first field that does not fit the format.
     pub fn find(image: &[u8]) -> Result<Self, String> {
         let candidates = [(PAGE, (1, 1)), (0, (2, 0))];
         let mut found = candidates.iter().filter_map(|&(base, version)| {
@@ -119,7 +120,8 @@ impl Layout {
         u32_at(image, self.map.start + lba as usize * 4)
     }
 
-    /// The map entry with the initial state resolved: block and flags, both set for a normal entry.
+    /// Returns the map entry with the initial state resolved: block and flags, both flags set for a
+    /// normal entry.
     fn resolved(&self, image: &[u8], lba: u32) -> Result<u32, String> {
         let entry = self.map_entry(image, lba)?;
         Ok(if entry & NORMAL == 0 { lba | NORMAL } else { entry })
@@ -131,7 +133,7 @@ impl Layout {
         Ok(Slot { lba: field(0)?, old_map: field(1)?, new_map: field(2)?, seq: field(3)? })
     }
 
-    /// Which two slots of each group are in use, as the kernel finds out: by what is not zero.
+    /// Finds the two slots in use of each group as the kernel does: those that are not zero.
     fn slots_in_use(&self, image: &[u8]) -> Result<[usize; 2], String> {
         let mut pair = None;
         for lane in 0..self.lanes {
@@ -203,7 +205,7 @@ fn complete(
 /// entries.
 ///
 /// # Errors
-/// What does not fit the format.
+/// Describes the first field that does not fit the format.
 pub fn add_flags_to_flog(image: &mut [u8]) -> Result<(), String> {
     let layout = Layout::find(image)?;
     for lane in 0..layout.lanes {
@@ -222,7 +224,7 @@ pub fn add_flags_to_flog(image: &mut [u8]) -> Result<(), String> {
     Ok(())
 }
 
-/// Every block belongs to one lba or is free in one lane.
+/// Checks that every block belongs to one lba or is free in one lane.
 fn audit(image: &[u8], layout: &Layout, free: &[u32]) -> Result<(), String> {
     let mut owned = vec![false; layout.blocks as usize];
     for lba in 0..layout.lbas {
@@ -249,10 +251,11 @@ fn own(owned: &mut [bool], block: u32) -> Result<(), String> {
     Ok(())
 }
 
-/// Recovers `image` in place as `dialect` does and returns what a reader sees, block after block.
+/// Recovers `image` in place as `dialect` does, and returns the content that a reader sees, block
+/// after block.
 ///
 /// # Errors
-/// What the implementation would refuse, and blocks lost or owned twice.
+/// Describes a fault that the implementation would refuse, and blocks that are lost or owned twice.
 pub fn recover_and_read(image: &mut [u8], dialect: Dialect) -> Result<Vec<u8>, String> {
     let layout = Layout::find(image)?;
     let free = recover(image, &layout, dialect)?;

@@ -1,20 +1,20 @@
 //! The crash simulator: the real engines on a simulated medium.
 //!
 //! An engine runs on a real [`Region`](tidegate::pmem::Region) whose observer records every store,
-//! write-back and fence, and decides which thread goes on. What was recorded is replayed on a model
-//! of the medium, which knows what a power cut may leave; the engine's own recovery opens those
-//! images, and a model of the history says what they may hold. Nothing of the engine is rewritten
-//! for it.
+//! write-back and fence, and decides which thread goes on. The trace is replayed on a model of the
+//! medium, which knows the images that a power cut may leave. The engine's own recovery opens those
+//! images, and a model of the history says which values they may hold. Nothing of the engine is
+//! rewritten for the simulator.
 //!
-//! - [`trace`]: what an execution did, in order;
-//! - [`scheduler`]: deterministic interleavings, all within a bound or random ones;
+//! - [`trace`]: the events of an execution, in order;
+//! - [`scheduler`]: deterministic interleavings, all up to a bound or random ones;
 //! - [`medium`]: which images a crash may leave;
 //! - [`model`], [`history`]: operations, and which values they allow;
 //! - [`explore`], [`judge`]: executions crashed everywhere, and the verdicts;
 //! - [`kernel`]: the recovery of other implementations, as a second judge;
 //! - [`mutations`]: planted bugs that the simulator must find;
-//! - [`subject`], [`log`], [`cache`], [`run`], [`toy`]: what can be tested;
-//! - [`names`]: new files and names under `tidegate run`, with the decisions of its recovery;
+//! - [`subject`], [`log`], [`cache`], [`run`], [`toy`]: the systems under test;
+//! - [`names`]: new files and names under `tidegate run`, with the decisions of recovery;
 //! - seeds come from [`random`].
 
 pub mod cache;

@@ -1,12 +1,12 @@
 //! The log as a device, on a backing that a crash tears too.
 //!
-//! One region holds both: the pool at its start, the backing's blocks behind it. What the backing
-//! is told is streamed, and durable with the fence of its flush: before that a crash leaves any
-//! part of it.
+//! One region holds both: the pool at its start, the backing's blocks behind it. A write of the
+//! backing is streamed, and durable with the fence of the backing's flush: a crash before that
+//! leaves any part of the write.
 //!
 //! There is no thread: a write that fills the log above a few records cleans it, beside writes of
 //! other threads and, where asked for, a cleaner that the scheduler runs. Or writers leave all
-//! cleaning to that one and wait for it, as they wait for the thread of a server.
+//! cleaning to that cleaner and wait for it, as they wait for the thread of a server.
 
 use std::sync::Arc;
 
@@ -29,10 +29,10 @@ pub(crate) const BLOCK_BYTES: u32 = 512;
 pub(crate) const POOL_BYTES: u64 = 8192 + RING_OFFSET + (64 << 10) + 4096;
 /// The log is cleaned from about five records on.
 pub(crate) const CLEAN_FROM_BYTES: u64 = 3000;
-/// Stamp of what an older pool in the same bytes was told.
+/// Stamp of the writes to an older pool in the same bytes.
 const STALE: Stamp = 0x7000_0000;
 
-/// What is wrong with the log or its backing.
+/// A planted fault of the log or its backing.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum LogFault {
     /// Nothing.
@@ -56,20 +56,20 @@ pub struct LogSubject {
 }
 
 impl LogSubject {
-    /// A device of `blocks` blocks of 512 bytes with `fault`.
+    /// Makes a device of `blocks` blocks of 512 bytes with `fault`.
     pub fn new(blocks: u64, fault: LogFault) -> Self {
         let clean_from_bytes = CLEAN_FROM_BYTES;
         Self { blocks, fault, cleaners: 0, is_scheduled: false, clean_from_bytes }
     }
 
-    /// A device whose cleaner the scheduler runs beside requests.
+    /// Lets the scheduler run a cleaner beside requests.
     #[must_use]
     pub fn with_cleaner(self) -> Self {
         Self { cleaners: 1, ..self }
     }
 
-    /// A device whose writers leave all cleaning to a cleaner that the scheduler runs, which cleans
-    /// the log from `clean_from_bytes` on.
+    /// Makes writers leave all cleaning to a cleaner that the scheduler runs, which cleans the log
+    /// from `clean_from_bytes` on.
     #[must_use]
     pub fn with_writers_that_wait(self, clean_from_bytes: u64) -> Self {
         Self { cleaners: 1, is_scheduled: true, clean_from_bytes, ..self }
@@ -92,7 +92,8 @@ impl LogSubject {
         LogDevice::open(pool, backing, Binding::unnamed(2), options).map_err(text)
     }
 
-    /// A device that is opened for one look has no cleaner that writers could wait for.
+    /// Returns the options of a device. A device that is opened for one look has no cleaner that
+    /// writers could wait for.
     fn options(&self, is_alive: bool) -> LogDeviceOptions {
         let is_scheduled = self.is_scheduled && is_alive;
         LogDeviceOptions {
@@ -103,7 +104,7 @@ impl LogSubject {
         }
     }
 
-    /// An older pool, whose records fill the ring and more.
+    /// Writes records of an older pool that fill the ring more than once.
     fn fill_older_pool(&self, region: &Arc<Region>) -> Result<(), String> {
         create(region, &log_options(1)).map_err(text)?;
         let pool = LogPool::open(Arc::clone(region)).map_err(text)?;
@@ -120,7 +121,7 @@ impl LogSubject {
     }
 }
 
-/// Nothing of a pool is random: the images of a seed are the same in each run.
+/// Returns options without random parts: the images of a seed are identical in each run.
 pub(crate) fn log_options(salt: u64) -> LogOptions {
     LogOptions { uuid: Uuid::from_u128(7), salt }
 }
@@ -173,8 +174,7 @@ pub(crate) fn copy(from: &Region, to: &Region) -> Result<(), String> {
     to.write(0, &image).map_err(text)
 }
 
-/// Every record lies where the log says that records are, and none in the space that it says is
-/// free.
+/// Checks that no record lies in the free part of the ring, behind the limit.
 pub(crate) fn check_pool(region: &Region) -> Result<(), String> {
     let scratch = Arc::new(Region::anonymous(region.len_bytes()).map_err(text)?);
     copy(region, &scratch)?;
@@ -184,7 +184,7 @@ pub(crate) fn check_pool(region: &Region) -> Result<(), String> {
     beyond.map_or(Ok(()), |record| Err(format!("a record beyond the limit {limit}: {record:?}")))
 }
 
-/// The planted bug of recovery: gives each torn record the checksums of the bytes that are there.
+/// Plants the bug in recovery: gives each torn record the checksums of the bytes in the ring.
 fn make_whole(pool: &LogPool) -> Result<(), String> {
     let region = pool.region();
     let data_offset = pool.superblock().data_offset;
@@ -199,7 +199,7 @@ fn make_whole(pool: &LogPool) -> Result<(), String> {
         pool.read_payload(&header, 0, &mut bytes).map_err(text)?;
         let payload_sum = checksum(CrcAlgorithm::Crc32Iscsi, &bytes);
         let at = data_offset + RING_OFFSET + position % pool.ring_bytes();
-        // The checksum covers as many zeroes behind the header.
+        // The checksum covers the header and the same number of zeroes behind it.
         let mut words = [0; 128];
         region.read(at, &mut words[..64]).map_err(text)?;
         words[52..56].copy_from_slice(&payload_sum.to_le_bytes()[..4]);

@@ -1,24 +1,24 @@
-//! What a crash may leave on the medium.
+//! The possible states of the medium after a crash.
 //!
 //! The model, stricter than x86 and as strict as the persistency of 8-byte words allows:
 //!
 //! 1. The medium is made of aligned 8-byte words; a word is never torn.
-//! 2. Each word holds one *durable* value and, in the order of the stores, *pending* ones. At a
-//!    crash any of them may be the one kept: a cache line may be evicted, and a streaming store may
-//!    drain, at any moment.
+//! 2. Each word holds one *durable* value and, in the order of the stores, *pending* ones. A crash
+//!    may keep any value: a cache line may be evicted, and a streaming store may drain, at any
+//!    moment.
 //! 3. Words keep their values independently of each other, also within a cache line
 //!    ([`StoreOrder::Line`] models that x86 keeps the order of cached stores within a line).
-//! 4. A fence makes durable only what its *own* thread streamed, or wrote back, before it. This is
-//!    what catches a line written back on one CPU and fenced on another.
+//! 4. A fence makes durable only the words that its *own* thread streamed or wrote back before.
+//!    This detects a line that is written back on one CPU and fenced on another.
 //! 5. A streaming store that its thread has not fenced may reach the medium after a later store of
 //!    another thread.
 //!
 //! As sets only shrink at fences, the crash states just before each fence and at the end are all
-//! there are.
+//! the crash states.
 //!
-//! Entry points: [`Medium::apply`] replays a trace; [`Medium::crash`] gives the [`CrashSet`] of
-//! that moment, whose [`CrashSet::exhaustive`] and [`CrashSet::sample`] give choices and
-//! [`CrashSet::build`] an image.
+//! Entry points: [`Medium::apply`] replays a trace; [`Medium::crash`] returns the [`CrashSet`] of
+//! that moment, whose [`CrashSet::exhaustive`] and [`CrashSet::sample`] choose states, and
+//! [`CrashSet::build`] makes an image.
 
 use std::collections::BTreeSet;
 
@@ -30,7 +30,7 @@ const LINE_WORDS: u32 = 8;
 /// Stores longer than this many words are bulk data, which [`Granule::Chunk`] may keep together.
 const BULK_WORDS: usize = 8;
 
-/// In which units bulk stores reach the medium.
+/// The units of bulk stores on their way to the medium.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Granule {
     /// Every 8-byte word by itself: for sampling.
@@ -40,16 +40,16 @@ pub enum Granule {
     Chunk(u32),
 }
 
-/// In which order the stores to one cache line reach the medium.
+/// The order of the stores to one cache line on their way to the medium.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum StoreOrder {
     /// In any order: engines that pass need no ordering that the CPU does not promise everywhere.
     Word,
-    /// Cached stores in the order in which they were made, as on x86.
+    /// Cached stores in program order, as on x86.
     Line,
 }
 
-/// How the medium behaves.
+/// The behavior of the medium.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct MediumModel {
     /// Units of bulk stores.
@@ -88,10 +88,10 @@ pub struct Medium {
 }
 
 impl Medium {
-    /// A medium that holds `image` durably. The length must be a multiple of 64 bytes.
+    /// Makes a medium that holds `image` durably.
     ///
     /// # Panics
-    /// Where it is not.
+    /// If the length of `image` is not a multiple of 64 bytes.
     pub fn new(image: &[u8], model: MediumModel) -> Self {
         assert!(image.len().is_multiple_of(64), "a region is made of whole cache lines");
         Self {
@@ -157,7 +157,8 @@ impl Medium {
         self.dirty = dirty.into_iter().filter(|&word| self.fence_word(word, thread)).collect();
     }
 
-    /// Makes durable what `thread` ordered in `word`; true if something is still pending there.
+    /// Makes durable the stores that `thread` ordered in `word`. Returns true if a store is still
+    /// pending there.
     fn fence_word(&mut self, word: u32, thread: usize) -> bool {
         let index = word as usize;
         let pending = &mut self.pending[index];
@@ -188,19 +189,19 @@ impl Medium {
         u64::from_le_bytes(bytes.try_into().expect("eight bytes"))
     }
 
-    /// What a load sees: the newest value.
+    /// Returns the value that a load sees: the newest one.
     fn visible(&self, word: usize) -> u64 {
         self.pending[word].last().map_or_else(|| self.durable_word(word), |entry| entry.value)
     }
 
-    /// The value of `word` if of its pending stores those up to number `newest` reached the medium.
+    /// Returns the value of `word` if its pending stores up to number `newest` reached the medium.
     fn value_after(&self, word: u32, newest: u32) -> u64 {
         let entries = self.pending[word as usize].iter();
         let kept = entries.rev().find(|entry| entry.store <= newest);
         kept.map_or_else(|| self.durable_word(word as usize), |entry| entry.value)
     }
 
-    /// The states in which a crash at this moment may leave the medium.
+    /// Returns the possible states of the medium after a crash at this moment.
     pub fn crash(&self) -> CrashSet<'_> {
         let mut groups: Vec<Group> = Vec::new();
         for &word in &self.dirty {
@@ -275,7 +276,7 @@ impl Group {
 struct Unit {
     words: Vec<u32>,
     stores: Vec<u32>,
-    /// What each choice changes in the hash of the image; choice 0 keeps the durable value.
+    /// The change of the image's hash by each choice; choice 0 keeps the durable value.
     hashes: Vec<u64>,
 }
 
@@ -292,14 +293,14 @@ impl Unit {
 /// For each unit of a [`CrashSet`], how many of its pending stores reached the medium.
 pub type Choice = Vec<u8>;
 
-/// The states in which one crash may leave the medium.
+/// The possible states of the medium after one crash.
 pub struct CrashSet<'a> {
     medium: &'a Medium,
     units: Vec<Unit>,
 }
 
 impl CrashSet<'_> {
-    /// Number of states, or `None` where it passes `usize`.
+    /// Returns the number of states, or `None` if it exceeds `usize`.
     pub fn count(&self) -> Option<usize> {
         self.units.iter().try_fold(1_usize, |count, unit| count.checked_mul(unit.choices()))
     }
@@ -331,7 +332,7 @@ impl CrashSet<'_> {
         Ok(())
     }
 
-    /// The next choice in the order of an odometer; false after the last.
+    /// Moves to the next choice in the order of an odometer. Returns false after the last one.
     fn advance(&self, choice: &mut Choice) -> bool {
         for (digit, unit) in choice.iter_mut().zip(&self.units) {
             if usize::from(*digit) + 1 < unit.choices().min(256) {
@@ -343,24 +344,24 @@ impl CrashSet<'_> {
         false
     }
 
-    /// A random state. A third each: every unit by itself, nearly everything lost, nearly
-    /// everything kept.
+    /// Returns a random state. A third of the states each: every unit by itself, nearly everything
+    /// lost, nearly everything kept.
     pub fn sample(&self, random: &mut Random) -> Choice {
         let style = random.below(3);
         self.units.iter().map(|unit| sample_unit(unit, style, random)).collect()
     }
 
-    /// Nothing pending reached the medium.
+    /// Returns the choice where no pending store reached the medium.
     pub fn none(&self) -> Choice {
         vec![0; self.units.len()]
     }
 
-    /// Everything pending reached the medium.
+    /// Returns the choice where every pending store reached the medium.
     pub fn all(&self) -> Choice {
         self.units.iter().map(last_choice).collect()
     }
 
-    /// A hash of the image, comparable between all media that started from the same image.
+    /// Returns a hash of the image, comparable between all media that started from the same image.
     pub fn hash(&self, choice: &Choice) -> u64 {
         let units = self.units.iter().zip(choice);
         units.fold(self.medium.durable_hash, |hash, (unit, &kept)| {
@@ -368,7 +369,7 @@ impl CrashSet<'_> {
         })
     }
 
-    /// Writes the image into `image`, replacing what it held.
+    /// Writes the image into `image`, replacing its content.
     pub fn build(&self, choice: &Choice, image: &mut Vec<u8>) {
         image.clear();
         image.extend_from_slice(&self.medium.durable);
@@ -382,7 +383,7 @@ impl CrashSet<'_> {
         }
     }
 
-    /// Which pending stores the choice keeps and loses, for a report.
+    /// Describes the pending stores that the choice keeps and loses, for a report.
     pub fn describe(&self, choice: &Choice) -> String {
         let part = |(unit, &kept): (&Unit, &u8)| {
             let (first, words) = (u64::from(unit.words[0]) * 8, unit.words.len());

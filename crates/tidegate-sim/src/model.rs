@@ -1,32 +1,31 @@
-//! Which values a block may hold.
+//! The values that a block may hold.
 //!
-//! A block is a register. Its history is a set of operations, each with the positions at which it
-//! began and, if it did, ended. The values that a read at the end may return are those of all
-//! *linearizations*: orders of the operations in which one that ended before another began comes
-//! first, in which each read returns the value written last, and in which operations that need not
-//! have happened may be left out.
+//! A block is a register. Its history is a set of operations, each with the positions of its begin
+//! and, if it ended, of its end. A read at the end may return the value of any *linearization*: an
+//! order of the operations that puts an operation before all that began after its end, and lets
+//! each read return the value written last. Operations that need not have happened may be left out.
 //!
-//! With a crash at the end this is durable linearizability: what was acknowledged as durable
-//! happened, what was in flight may have. An empty answer means that the reads of the history
-//! cannot be explained at all.
+//! With a crash at the end this is durable linearizability: operations acknowledged as durable
+//! happened, operations in flight may have happened. An empty answer means that no order explains
+//! the reads of the history.
 
 use std::collections::{BTreeSet, HashSet};
 
-/// What a block holds: 0 is zeroes, other numbers the stamps of writes.
+/// The content of a block: 0 for zeroes, otherwise the stamp of a write.
 pub type Stamp = u32;
 
-/// In place of a stamp: the block was not written as a whole.
+/// Stands for the stamp of a block that was not written as a whole.
 pub const TORN: Stamp = Stamp::MAX;
 
-/// What each block may hold, whatever the others hold.
+/// The values that each block may hold, independently of the other blocks.
 pub type World = Vec<BTreeSet<Stamp>>;
 
-/// What an operation does to its block.
+/// The effect of an operation on its block.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Effect {
     /// The block holds this stamp afterwards.
     Write(Stamp),
-    /// The block holds zeroes afterwards, or what it held before.
+    /// The block holds zeroes afterwards, or keeps its value.
     Discard,
     /// The block held this stamp.
     Read(Stamp),
@@ -41,9 +40,9 @@ pub struct Interval {
     pub begin: usize,
     /// Position of the return.
     pub end: Option<usize>,
-    /// What it does.
+    /// The effect.
     pub effect: Effect,
-    /// It happened for sure, and a crash does not undo it.
+    /// The operation happened for sure, and a crash does not undo it.
     pub required: bool,
 }
 
@@ -57,8 +56,8 @@ struct Search<'a> {
     outcomes: BTreeSet<Stamp>,
 }
 
-/// The stamps that a read after all of `intervals` may return where the block held `initial` before
-/// them.
+/// Returns the stamps that a read after all of `intervals` may return, if the block held `initial`
+/// before them.
 pub fn outcomes(initial: Stamp, intervals: &[Interval]) -> BTreeSet<Stamp> {
     let of = |thread| intervals.iter().filter(|i| i.thread == thread).collect();
     let mut search = Search {
@@ -96,7 +95,7 @@ impl Search<'_> {
         self.threads[thread].get(usize::from(progress[thread])).map(|interval| **interval)
     }
 
-    /// No operation that is still to come ended before `this` began.
+    /// Returns whether no pending operation ended before `this` began.
     fn may_come_first(&self, progress: Progress, this: Interval) -> bool {
         let mut others = (0..MAX_THREADS).filter_map(|thread| self.next(progress, thread));
         others.all(|other| other.end.is_none_or(|end| end >= this.begin))

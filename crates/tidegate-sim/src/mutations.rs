@@ -1,9 +1,9 @@
-//! Planted bugs: an observer that leaves out or spoils what the write of the BTT, of the log, or of
-//! the cache does.
+//! Planted bugs: an observer that leaves out or spoils stores, write-backs or fences of the BTT,
+//! the log, or the cache.
 //!
-//! The engine itself is untouched. What is withheld from the simulator never becomes durable in its
-//! model, exactly as if the engine had left it out. A test for each mutation asserts that the
-//! simulator objects.
+//! The engine itself is unchanged. A store that the observer withholds never becomes durable in the
+//! simulator's model, exactly as if the engine had left it out. A test for each mutation asserts
+//! that the simulator objects.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -47,8 +47,8 @@ pub enum Mutation {
     /// Let each record of a log call all records before it finished: as if the finished position
     /// were moved when space is reserved, before the fence.
     EarlyFinished,
-    /// Leave out the fence between the void headers of older versions and those of the newest ones,
-    /// where a cache evicts.
+    /// Leave out the fence between the void headers of older versions and the headers of the newest
+    /// ones, when a cache evicts.
     MergeVoids,
     /// Leave out the write-back of void headers of a cache.
     DropVoidWriteBack,
@@ -95,7 +95,7 @@ pub enum Mutation {
 /// Lines of a block of 512 bytes.
 const BLOCK_LINES: u32 = 8;
 
-/// What a thread's present operation did so far.
+/// The progress of a thread's present operation.
 #[derive(Debug, Default)]
 struct Progress {
     operation: u64,
@@ -123,7 +123,7 @@ struct Progress {
     late_write_back: Option<(u64, u64)>,
 }
 
-/// An observer that spoils what it passes on.
+/// An observer that spoils the events that it passes on.
 pub struct Mutant {
     mutation: Mutation,
     layout: Option<Layout>,
@@ -136,10 +136,11 @@ pub struct Mutant {
 }
 
 impl Mutant {
-    /// Plants `mutation` between an engine in a region that starts as `image` and `inner`.
+    /// Plants `mutation` between an engine and `inner`; `image` is the initial content of the
+    /// engine's region.
     ///
     /// # Errors
-    /// Where the image is not what the mutation is about.
+    /// If `image` does not fit the mutation.
     pub fn new(
         mutation: Mutation,
         image: &[u8],
@@ -193,8 +194,7 @@ impl Mutant {
         usize::try_from(offset).is_ok_and(|offset| map.is_some_and(|map| map.contains(&offset)))
     }
 
-    /// `offset` is in the cache line of the map entry of the block that the caller's operation is
-    /// on.
+    /// Returns whether `offset` is in the cache line of the map entry of the operation's block.
     fn in_own_line(&self, offset: u64) -> bool {
         let Some(layout) = &self.layout else { return false };
         let entry = |lba| layout.map.start as u64 + lba * 4;
@@ -252,7 +252,7 @@ fn limit_offset(image: &[u8]) -> Result<u64, Verdict> {
     Ok(found.superblock.data_offset + LIMIT_OFFSET)
 }
 
-/// Where the records of a log are.
+/// The part of a region that holds the records of a log.
 struct Ring {
     start: u64,
     bytes: u64,
@@ -268,7 +268,8 @@ impl Ring {
         Ok(Self { start: base + RING_OFFSET, salt: word(16)?, bytes: word(24)? })
     }
 
-    /// The header of a record, if `data` at `offset` is one, which calls all before it finished.
+    /// Decodes `data` at `offset` as the header of a record; returns it with all earlier records
+    /// marked as finished.
     fn early(&self, offset: u64, data: &[u8]) -> Option<[u8; 64]> {
         let mut bytes: [u8; 64] = data.try_into().ok()?;
         let position = u64::from_le_bytes(bytes[8..16].try_into().ok()?);
@@ -286,7 +287,7 @@ impl Ring {
     }
 }
 
-/// The slots of a cache, and what was stored to them.
+/// The slots of a cache, and the stores to them.
 struct Slots {
     header: CacheHeader,
     /// By page: headers of versions that are not known to be void, and their groups.
@@ -317,7 +318,7 @@ impl Slots {
         Ok(slots)
     }
 
-    /// The slot and the header that `data` at `offset` is.
+    /// Decodes `data` at `offset` as a slot's header; returns the slot and the header.
     fn decode(&self, offset: u64, data: &[u8]) -> Option<(u32, SlotHeader)> {
         let bytes: &[u8; 64] = data.try_into().ok()?;
         let places = self.header.places;
@@ -328,7 +329,7 @@ impl Slots {
         }
     }
 
-    /// The numbers of all slots, and of all parts that each may have.
+    /// Returns the numbers of all slots, and of all parts that each may have.
     fn numbers(&self) -> impl Iterator<Item = u32> {
         (0..self.header.places.slots()).flat_map(|slot| std::iter::once(slot).chain(parts_of(slot)))
     }
@@ -349,8 +350,8 @@ impl Slots {
         false
     }
 
-    /// `header` is stored at `offset`. Returns the headers of the page that it replaces, but for
-    /// those of its own group.
+    /// Notes that `header` is stored at `offset`. Returns the headers of the page that it replaces,
+    /// except the headers of its own group.
     fn replace(&self, header: &SlotHeader, offset: u64) -> Vec<u64> {
         let mut all = self.versions.lock().unwrap_or_else(PoisonError::into_inner);
         for versions in all.values_mut() {
@@ -366,7 +367,7 @@ impl Slots {
 }
 
 impl Mutant {
-    /// A slot's header is stored at `offset`.
+    /// Stores a slot's header at `offset`, spoiled by the mutation.
     fn store_header(&self, slots: &Slots, slot: u32, header: &SlotHeader, offset: u64) {
         let is_member = header.group > 0;
         let alone = is_member && self.mutation == Mutation::CommitAlone;
@@ -400,8 +401,8 @@ impl Mutant {
         }
     }
 
-    /// The header `bytes` at `offset` is not the first of its operation, and is stored after the
-    /// fence.
+    /// Returns whether the header `bytes` at `offset` is not the first of its operation; such a
+    /// header is stored after the fence.
     fn is_late(&self, offset: u64, bytes: &[u8; 64]) -> bool {
         self.ask(|progress| {
             progress.headers += 1;
@@ -413,8 +414,8 @@ impl Mutant {
         })
     }
 
-    /// Remembers the page that was stored last, where it was written; one that was loaded is stored
-    /// again, with the bytes from before the last write.
+    /// Remembers the last written page. A page that a read loaded is stored again, with the bytes
+    /// from before its last write.
     fn spoil_fill(&self, slots: &Slots, slot: u32, header: &SlotHeader, offset: u64) {
         if header.lines != ALL_LINES || header.zero {
             return;
@@ -433,7 +434,7 @@ impl Mutant {
         }
     }
 
-    /// The lines that `header` is stored with, and the checksum of their bytes.
+    /// Returns the lines that `header` is stored with, and the checksum of their bytes.
     fn lines_of(&self, header: &SlotHeader) -> (u64, u32) {
         let lines = header.lines;
         let kept = (0..BLOCK_LINES).fold(lines, |lines, _| lines & !(1 << lines.ilog2()));
@@ -444,8 +445,8 @@ impl Mutant {
         (kept, data_check(&bytes[..kept.count_ones() as usize * 64]))
     }
 
-    /// Remembers a record; after a page that replaces one the record is stored again, as a later
-    /// version.
+    /// Remembers a record. After a page that replaces a record, the record is stored again, as a
+    /// later version.
     fn revive(&self, slots: &Slots, slot: u32, header: &SlotHeader, offset: u64) {
         let mut records = slots.records.lock().unwrap_or_else(PoisonError::into_inner);
         if header.lines != ALL_LINES {
@@ -456,7 +457,7 @@ impl Mutant {
         }
     }
 
-    /// Flushes the backing as a purge should have done that is over now.
+    /// Flushes the backing once a purge is over, as the purge should have done.
     fn flush_late(&self) {
         let is_over = !context::is_purging();
         let late = self.ask(|progress| progress.late_write_back.take_if(|_| is_over));
@@ -472,7 +473,7 @@ impl Mutant {
         }
     }
 
-    /// The backing gets the page that the caller stored last.
+    /// Writes the page that the caller stored last to the backing.
     fn clean(&self, page: u64) {
         let data = self.ask(|progress| progress.page.clone());
         self.inner.store(BACKING_OFFSET + page * PAGE_BYTES, &data, true);

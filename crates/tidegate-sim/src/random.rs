@@ -1,15 +1,15 @@
-//! Seeds: where they come from, how they are printed, and the generator they feed.
+//! Seeds and the generator they feed: where seeds come from, and how they are printed.
 //!
 //! Invariant: everything the simulator chooses at random comes from one [`Random`], so that the
 //! seed printed with a failure replays it.
 
 use std::hash::{BuildHasher, Hasher};
 
-/// `SplitMix64`: small, fast, and the same on every machine.
+/// `SplitMix64`: small, fast, and identical on every machine.
 #[derive(Debug, Clone)]
 pub struct Random(u64);
 
-/// One step of the `SplitMix64` output function: a bijection of 64-bit words that mixes every bit.
+/// Returns the `SplitMix64` output for `word`: a bijection of 64-bit words that mixes every bit.
 pub(crate) fn mix(word: u64) -> u64 {
     let mut z = word.wrapping_add(0x9E37_79B9_7F4A_7C15);
     z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
@@ -18,45 +18,46 @@ pub(crate) fn mix(word: u64) -> u64 {
 }
 
 impl Random {
-    /// A generator whose whole future is `seed`.
+    /// Makes a generator whose numbers all follow from `seed`.
     pub fn new(seed: u64) -> Self {
         Self(seed)
     }
 
-    /// The next 64 bits.
+    /// Returns the next 64 bits.
     pub fn word(&mut self) -> u64 {
         let word = mix(self.0);
         self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
         word
     }
 
-    /// A number in `0..bound`.
+    /// Returns a number in `0..bound`.
     ///
     /// # Panics
-    /// Where `bound` is 0.
+    /// If `bound` is 0.
     pub fn below(&mut self, bound: usize) -> usize {
         let bound = bound as u64;
         usize::try_from(self.word() % bound).unwrap_or(0)
     }
 
-    /// True once in `period` times.
+    /// Returns true once in `period` times on average.
     pub fn one_in(&mut self, period: usize) -> bool {
         self.below(period) == 0
     }
 
-    /// One of `from`, which must not be empty.
+    /// Returns one element of `from`, which must not be empty.
     pub fn pick<'a, T>(&mut self, from: &'a [T]) -> &'a T {
         &from[self.below(from.len())]
     }
 }
 
-/// The seeds of a test: the one of `TIDEGATE_SIM_SEED` (decimal or 0x hexadecimal) alone if it is
-/// set, else `count`, the same in each run, or half of them fresh ones from the operating system
-/// where `TIDEGATE_SIM_FRESH` is 1; times `TIDEGATE_SIM_ROUNDS`.
+/// Returns the seeds of a test.
+///
+/// If `TIDEGATE_SIM_SEED` (decimal or 0x hexadecimal) is set, it is the only seed. Otherwise there
+/// are `count` seeds, multiplied by `TIDEGATE_SIM_ROUNDS`, identical in each run; with
+/// `TIDEGATE_SIM_FRESH=1` half of the seeds come from the operating system instead.
 ///
 /// # Panics
-/// Where a variable is set to something that is no number: a replay of the wrong seed would
-/// mislead.
+/// If a variable is not a number: a replay of the wrong seed would mislead.
 pub fn seeds(name: &str, count: usize) -> Vec<u64> {
     if let Some(seed) = variable("TIDEGATE_SIM_SEED") {
         return vec![seed];

@@ -1,17 +1,16 @@
 //! Files under `tidegate run` (bytes and sizes): programs, the log, a kernel, and a power cut.
 //!
 //! One history is played on two kernels: on one with the log beside it, whose syncs the log answers
-//! where it may, and on a *twin* without it, whose syncs are all real. Pages that are written back,
-//! and commits, from outside happen to both; so do those of syncs that the library adds. After the
-//! power cut the real recovery runs,
-//! interrupted at random, and what it leaves must be a state that a kernel with real syncs could
-//! have left:
-//! 1. each page is as it was at some moment since the file's last sync, and the size is one of a
-//!    moment since then (the file is *at least* what was promised);
+//! where it may, and on a *twin* without the log, whose syncs are all real. Write-backs and commits
+//! from outside happen to both kernels, and so do the effects of syncs that the library adds. After
+//! the power cut the real recovery runs, interrupted at random, and must leave a state that a
+//! kernel with real syncs could have left:
+//! 1. each page matches some moment since the file's last sync, and so does the size (the file is
+//!    *at least* as promised);
 //! 2. names are at least those that the twin has on its disk;
 //! 3. a file that is longer than at its last sync comes with the names of the moment when it grew.
 //!
-//! The calls of the preload library are made in their order by one thread; the log, its table, its
+//! One thread makes the calls of the preload library in their order. The log, its table, its
 //! records and recovery are the real ones. The power cut tears the record that is being appended.
 
 use std::io::IoSlice;
@@ -38,7 +37,7 @@ const FILES: usize = 3;
 const PAGES: usize = 4;
 const STEPS: usize = 40;
 
-/// What is wrong with the library, the supervisor or recovery.
+/// A planted fault of the library, the supervisor or recovery.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum RunFault {
     /// Nothing.
@@ -71,8 +70,8 @@ pub enum RunFault {
     SplitAtPosition,
 }
 
-/// Steps that a history has beside writes, cuts, syncs and changes of names. One kind at a time:
-/// together they would make the rare orders of the others rarer.
+/// Steps of a history besides writes, cuts, syncs and changes of names. One kind at a time:
+/// together they would make the rare orders of the other steps rarer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Extra {
     /// None.
@@ -99,14 +98,14 @@ impl RunFault {
     }
 }
 
-/// What programs saw at one moment.
+/// The content that programs saw at one moment.
 struct Moment {
-    /// How many changes of names there were.
+    /// Number of changes of names until then.
     names: usize,
     files: Vec<Vec<u8>>,
 }
 
-/// What the library knows of a file.
+/// The library's knowledge of a file.
 struct Known {
     entry: FileRef,
     /// The moment of the last sync that was acknowledged.
@@ -133,14 +132,14 @@ struct Life {
     /// The program writes in ways that no hook sees.
     writes_unseen: bool,
     fault: RunFault,
-    /// What was done, for the report of a failure.
+    /// The steps so far, for the report of a failure.
     steps: Vec<String>,
 }
 
 /// Plays the history of `seed`, cuts the power at its end, recovers and judges.
 ///
 /// # Errors
-/// What a kernel with real syncs could not have left, in words.
+/// Describes a state that no kernel with real syncs could have left.
 pub fn play(seed: u64, extra: Extra, fault: RunFault) -> Result<(), String> {
     let mut random = Random::new(seed);
     let mut life = Life::begin(extra, fault)?;
@@ -175,7 +174,7 @@ fn bytes_of(region: &Region) -> Result<Vec<u8>, String> {
 
 fn definition(file: usize) -> Result<Definition<'static>, String> {
     let identity = file as u64 + 1;
-    // Without one, recovery takes the records for those of a device.
+    // Without a handle, recovery takes the records for those of a device.
     let handle = FileHandle::new(1, &identity.to_le_bytes()).ok_or("the handle is too long")?;
     Ok(Definition {
         identity,
@@ -245,18 +244,19 @@ impl Life {
         self.moments.push(Moment { names: self.twin.changes(), files });
     }
 
-    /// Returns the names and, for each file, the moment that syncs have promised.
+    /// Returns the number of changes of names and, for each file, the moment that syncs have
+    /// promised.
     fn promised(&self) -> (usize, [usize; FILES]) {
         (self.twin.committed, std::array::from_fn(|file| self.files[file].synced_at))
     }
 
-    /// Takes promises back to these: the power cut came before a later sync had returned.
+    /// Reverts the promises: the power cut came before a later sync had returned.
     fn promise(&mut self, (names, synced_at): (usize, [usize; FILES])) {
         self.twin.committed = names;
         self.files.iter_mut().zip(synced_at).for_each(|(file, at)| file.synced_at = at);
     }
 
-    /// Makes a change that no hook sees, in both kernels.
+    /// Makes a change in both kernels that no hook sees.
     fn each(&mut self, change: impl Fn(&mut Kernel)) {
         change(&mut self.kernel);
         change(&mut self.twin);
@@ -273,9 +273,9 @@ impl Life {
         (if fits { end } else { offset }, data)
     }
 
-    /// Something that a program, the kernel or the supervisor does.
+    /// Makes one step of a program, the kernel or the supervisor.
     fn step(&mut self, random: &mut Random) -> Result<(), String> {
-        // What is wrong with shared blocks shows in long orders of steps about one file.
+        // Faults with shared blocks show in long orders of steps on one file.
         let files = if self.extra == Extra::Shared { 1 } else { FILES };
         let (file, page) = (random.below(files), random.below(PAGES));
         let kinds = if self.extra == Extra::Nothing { 16 } else { 20 };
@@ -323,7 +323,7 @@ impl Life {
         Ok(())
     }
 
-    /// A step that only some histories have.
+    /// Makes a step that only some histories have.
     fn step_extra(&mut self, file: usize, random: &mut Random) -> Result<(), String> {
         let (offset, data) = self.pick_write(file, random);
         let write = format!("{file} {offset}+{} of {}", data.len(), data[0]);
@@ -385,7 +385,7 @@ impl Life {
         Ok(())
     }
 
-    /// Writes to a byte of the file; the second one is where the library has the kernel write.
+    /// Writes at `offset` of the file; the library has the kernel write at `at`.
     fn write(
         &mut self,
         file: usize,
@@ -488,22 +488,24 @@ impl Life {
         Ok(())
     }
 
-    /// Begins to write in ways that no hook sees, for which all files leave, or ends that.
+    /// Starts or ends writes that no hook sees; when they start, all files leave.
     fn toggle_unseen(&mut self) -> Result<(), String> {
         self.append_late()?;
         self.writes_unseen = !self.writes_unseen;
         if self.writes_unseen { (0..FILES).try_for_each(|file| self.leave(file)) } else { Ok(()) }
     }
 
-    /// A real sync of a file, which the program may not have asked for. To the twin the same
-    /// happens as from outside: a kernel may write back and commit at any moment, and a later sync
-    /// of the program then finds nothing to commit. What it did not commit stays so there.
+    /// Makes a real sync of a file, which the program may not have asked for. The twin writes back
+    /// and commits as from outside: a kernel may do so at any moment, and a later sync of the
+    /// program then finds nothing to commit. Changes that the kernel did not commit stay
+    /// uncommitted in the twin.
     fn sync_really(&mut self, file: usize, data_only: bool) {
         let seen = self.log.file_systems().changes(self.file_system);
         let commits = self.kernel.sync(file, data_only);
         if commits {
             self.log.file_systems().committed(self.file_system, seen);
-            // Before the pages, too: they wait for the commit of a new size.
+            // The twin commits before the write-back too, since pages wait for the commit of a new
+            // size.
             self.twin.commit();
         }
         self.twin.write_back(file);
@@ -512,7 +514,7 @@ impl Life {
         }
     }
 
-    /// The file leaves the log: it is made durable, and its story ends.
+    /// Makes the file leave the log: makes it durable, and ends its story.
     fn leave(&mut self, file: usize) -> Result<(), String> {
         let guard = self.lock(file)?;
         let action = decide_leave(guard.is_logged(), || guard.needs_sync());
@@ -548,7 +550,7 @@ impl Life {
         decide_admission(&facts, || true, || false).is_ok() && self.is_in_place(file)
     }
 
-    /// The first half of an admission: from now on writes are logged.
+    /// Makes the first half of an admission: from now on writes are logged.
     fn begin_story(&mut self, file: usize) -> Result<(), String> {
         if !self.is_admitted(file) {
             return Ok(());
@@ -599,8 +601,8 @@ impl Life {
             }
             SyncAction::Nothing | SyncAction::NothingYet => self.confirm(file)?,
             SyncAction::Mark => {
-                // The mark has the file's attributes, too: a later fsync has nothing to
-                // commit. A kernel that had committed by itself at this moment would be as far.
+                // The mark has the file's attributes, too: a later fsync has nothing to commit. A
+                // kernel that had committed by itself at this moment would be in the same state.
                 self.twin.commit();
                 self.confirm(file)?;
                 let guard = self.lock(file)?;
@@ -628,7 +630,7 @@ impl Life {
         if guard.is_unconfirmed() { guard.confirm(0).map_err(text) } else { Ok(()) }
     }
 
-    /// A real sync of a covered file, and the mark that may follow it.
+    /// Makes a real sync of a covered file, and the mark that may follow.
     fn sync_covered(&mut self, file: usize) -> Result<(), String> {
         let guard = self.lock(file)?;
         let (before, journaled) = (SyncedState::of(&guard), guard.journaled_changes());
@@ -643,7 +645,7 @@ impl Life {
         Ok(())
     }
 
-    /// What the supervisor does: sync, then retire.
+    /// Plays the supervisor: syncs, then retires.
     fn clean(&mut self) -> Result<(), String> {
         let safe = self.log.ring().safe_position();
         for file in 0..FILES {
@@ -657,14 +659,14 @@ impl Life {
         Ok(())
     }
 
-    /// All that was appended since the head was `head` is one record of a write.
+    /// Returns whether exactly one record was appended since the head was `head`, that of a write.
     fn is_one_write(&self, head: u64) -> bool {
         let mut records = Scanner::new(self.log.ring().pool(), head, self.log.ring().head());
         let first = records.next().map(|record| record.kind);
         first == Some(RecordKind::Write) && records.next().is_none()
     }
 
-    /// Takes back any of the words that were stored since the pool was `before`.
+    /// Reverts random words that were stored since the pool was `before`.
     fn tear(&self, before: &[u8], random: &mut Random) -> Result<(), String> {
         for (number, word) in bytes_of(&self.region)?.chunks_exact(8).enumerate() {
             let (at, old) = (number * 8, &before[number * 8..][..8]);
@@ -675,7 +677,7 @@ impl Life {
         Ok(())
     }
 
-    /// The power comes back; recovery is interrupted, by power cuts, and repeated.
+    /// Recovers after the power cut; further power cuts interrupt the recovery, which is repeated.
     fn recover(&mut self, random: &mut Random) -> Result<(), String> {
         for round in 0..3 {
             self.kernel.crash();
@@ -730,13 +732,13 @@ impl Life {
     }
 }
 
-/// The first `len` bytes of a page; zeroes behind the file's end.
+/// Returns the first `len` bytes of a page, with zeroes behind the file's end.
 fn page_of(file: &[u8], page: usize, len: usize) -> Vec<u8> {
     let bytes = file.iter().skip(page * PAGE_BYTES).copied();
     bytes.chain(std::iter::repeat(0)).take(len).collect()
 }
 
-/// As the supervisor recovers a pool; what failed, in words.
+/// Recovers a pool as the supervisor does; returns a description of the failures.
 fn recover_once(pool: &LogPool, files: &Mounted, fault: RunFault) -> Result<String, String> {
     let options = ApplyOptions { workers: 1, booted_ns: None, salvage: false };
     let faulty = [RunFault::UnconfirmedReplayed, RunFault::GrowthWithoutMark];
@@ -753,7 +755,7 @@ fn recover_once(pool: &LogPool, files: &Mounted, fault: RunFault) -> Result<Stri
     Ok(failures.join("; "))
 }
 
-/// A planner that was told what a faulty one would take the records for.
+/// Makes a planner from records that were changed as a faulty planner would read them.
 fn faulty_planner(pool: &LogPool, fault: RunFault) -> Result<Planner, String> {
     let mut planner = Planner::new();
     let records = Scanner::new(pool, pool.tail().map_err(text)?, pool.limit().map_err(text)?);
@@ -761,7 +763,7 @@ fn faulty_planner(pool: &LogPool, fault: RunFault) -> Result<Planner, String> {
         let mut payload = vec![0; header.payload_bytes as usize];
         pool.read_payload(&header, 0, &mut payload).map_err(text)?;
         if header.kind == RecordKind::Define && fault == RunFault::UnconfirmedReplayed {
-            // The flag of a covered definition.
+            // Sets the flag of a covered definition.
             payload[54] |= 1;
         }
         let grows = header.grows && fault != RunFault::GrowthWithoutMark;

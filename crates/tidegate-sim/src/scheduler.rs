@@ -5,10 +5,11 @@
 //!    variable.
 //! 2. The baton moves only at yield points (each operation on the region, each wait, the end of a
 //!    thread), so that an interleaving is the list of choices made there and can be had again.
+//! 2. The baton moves only at yield points (each operation on the region, each wait, the end of a
+//!    thread), so that an interleaving is the list of choices made there, and can be replayed.
 //! 3. A thread that waits ([`Scheduler::relax`]) does not get the baton back before another one
-//!    made a step, unless all of them wait. Too many rounds of that are a deadlock; too many steps
-//!    are a livelock. Both unwind all threads.
-//!
+//!    made a step, unless all threads wait. Too many such rounds are a deadlock; too many steps are
+//!    a livelock. Both unwind all threads.
 //! Entry points: [`Workers::run`]; the strategies [`Exhaustive`] (all interleavings with a bound on
 //! preemptions) and [`Sampled`] (random by seed); [`Scheduler`], which the recorder calls.
 
@@ -21,14 +22,14 @@ use std::time::Duration;
 use crate::context;
 use crate::random::Random;
 
-/// More steps than any history of the tests takes by far.
+/// Far more steps than any history of the tests takes.
 const STEPS_LIMIT: usize = 200_000;
-/// Rounds in which every thread only waits before that is called a deadlock.
+/// After this many rounds where every thread only waits, the execution is a deadlock.
 const IDLE_ROUNDS_LIMIT: usize = 1_000;
 /// How long a thread may hold the baton without reaching a yield point before it counts as blocked.
 const BATON_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// A moment at which another thread may get the baton.
+/// A moment when another thread may get the baton.
 #[derive(Debug)]
 pub struct Point<'a> {
     /// Threads that can run; the first is the one to prefer.
@@ -41,11 +42,11 @@ pub struct Point<'a> {
 
 /// Decides which thread runs.
 pub trait Strategy: Send {
-    /// Index into the candidates of `point`.
+    /// Returns an index into the candidates of `point`.
     fn choose(&mut self, point: &Point<'_>) -> usize;
 }
 
-/// Why an execution did not come to its end.
+/// The reason why an execution did not complete.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Stuck {
     /// The process was killed, as ordered by [`Workers::run`].
@@ -85,7 +86,7 @@ pub struct Scheduler {
     position: AtomicUsize,
 }
 
-/// The payload with which threads of an abandoned execution unwind.
+/// The panic payload that unwinds the threads of an abandoned execution.
 struct Abandoned;
 
 fn lock<T: ?Sized>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -93,7 +94,7 @@ fn lock<T: ?Sized>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl Scheduler {
-    /// A scheduler of `threads` threads that asks `strategy` at each yield point.
+    /// Makes a scheduler of `threads` threads that asks `strategy` at each yield point.
     pub fn new(threads: usize, strategy: Arc<Mutex<dyn Strategy>>) -> Self {
         Self {
             state: Mutex::new(State {
@@ -110,7 +111,7 @@ impl Scheduler {
         }
     }
 
-    /// Makes ready for the next session of all threads, which is killed after that many steps.
+    /// Prepares the next session of all threads, which is killed after `kill_after` steps.
     fn start(&self, kill_after: Option<usize>) {
         let mut state = lock(&self.state);
         state.status.fill(Status::Ready);
@@ -120,12 +121,12 @@ impl Scheduler {
         state.current = self.ask(&first, false);
     }
 
-    /// The trace now holds `events` events: the position told to strategies.
+    /// Notes that the trace now holds `events` events: the position told to strategies.
     pub fn recorded(&self, events: usize) {
         self.position.store(events, Ordering::Relaxed);
     }
 
-    /// A yield point of a simulated thread that can go on. Does nothing on other threads.
+    /// Yields on a simulated thread that can go on. Does nothing on other threads.
     pub fn step(&self) {
         if let Some(thread) = context::simulated()
             && !std::thread::panicking()
@@ -134,7 +135,7 @@ impl Scheduler {
         }
     }
 
-    /// A yield point of a simulated thread that waits for another. Does nothing on other threads.
+    /// Yields on a simulated thread that waits for another. Does nothing on other threads.
     pub fn relax(&self) {
         if let Some(thread) = context::simulated()
             && !std::thread::panicking()
@@ -155,7 +156,7 @@ impl Scheduler {
         self.wait_for_baton(thread, state);
     }
 
-    /// `thread` is done; another thread gets the baton.
+    /// Marks `thread` as done; another thread gets the baton.
     fn leave(&self, thread: usize) {
         let mut state = lock(&self.state);
         state.status[thread] = Status::Done;
@@ -203,7 +204,8 @@ impl Scheduler {
         }
     }
 
-    /// Everyone waits: all but `thread` may look again, for a limited number of times.
+    /// Handles a round where every thread waits: all but `thread` may look again, for a limited
+    /// number of rounds.
     fn idle(&self, thread: usize, state: &mut State) {
         state.idle_rounds += 1;
         if state.idle_rounds > IDLE_ROUNDS_LIMIT {
@@ -252,7 +254,7 @@ impl Scheduler {
     }
 }
 
-/// A step was made: waiting threads may look again.
+/// Notes a step: waiting threads may look again.
 fn progress(state: &mut State) {
     state.idle_rounds = 0;
     for status in state.status.iter_mut().filter(|status| **status == Status::Waiting) {
@@ -265,7 +267,7 @@ fn panic_message(payload: &(dyn std::any::Any + Send)) -> String {
     text.or_else(|| payload.downcast_ref::<String>().cloned()).unwrap_or_default()
 }
 
-/// What one simulated thread does.
+/// The body of one simulated thread.
 pub type Body = Box<dyn FnOnce() + Send>;
 
 struct Job {
@@ -291,11 +293,11 @@ impl Workers {
     /// `kill_after` steps.
     ///
     /// # Errors
-    /// [`Stuck`] where they did not all finish. After [`Stuck::Blocked`] the workers are of no more
-    /// use.
+    /// Returns [`Stuck`] if they did not all finish. After [`Stuck::Blocked`] the workers are
+    /// unusable.
     ///
     /// # Panics
-    /// Where a worker died before.
+    /// If a worker died before.
     pub fn run(
         &self,
         scheduler: &Arc<Scheduler>,
@@ -375,12 +377,12 @@ pub struct Exhaustive {
 }
 
 impl Exhaustive {
-    /// A search at its first interleaving.
+    /// Makes a search at its first interleaving.
     pub fn new(preemptions_limit: usize) -> Self {
         Self { path: Vec::new(), depth: 0, preemptions_limit, preemptions: 0, diverged: None }
     }
 
-    /// Moves to the next interleaving; false after the last.
+    /// Moves to the next interleaving. Returns false after the last one.
     pub fn advance(&mut self) -> bool {
         self.path.truncate(self.depth);
         self.depth = 0;
@@ -395,18 +397,18 @@ impl Exhaustive {
         false
     }
 
-    /// Position before which this interleaving does the same as one that ran before.
+    /// Returns the position where this interleaving departs from the one that ran before.
     pub fn fresh_from(&self) -> usize {
         self.path.last().map_or(0, |last| last.position)
     }
 
-    /// Set where the engine behaved differently under the same schedule: it then depends on time,
-    /// chance or addresses, and nothing that this search says can be relied on.
+    /// Returns a description if the engine behaved differently under the same schedule: it then
+    /// depends on time, chance or addresses, and no result of this search is reliable.
     pub fn diverged(&self) -> Option<&str> {
         self.diverged.as_deref()
     }
 
-    /// The threads chosen at each decision, for a report.
+    /// Lists the threads chosen at each decision, for a report.
     pub fn schedule(&self) -> String {
         let chosen = |decision: &Decision| decision.candidates[decision.taken].to_string();
         self.path.iter().map(chosen).collect::<String>()
@@ -448,7 +450,7 @@ pub struct Sampled {
 }
 
 impl Sampled {
-    /// All choices follow from `seed`.
+    /// Makes a strategy whose choices all follow from `seed`.
     pub fn new(seed: u64) -> Self {
         let mut random = Random::new(seed);
         let period = *random.pick(&[1, 2, 4, 8, 24]);

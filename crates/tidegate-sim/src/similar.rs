@@ -1,7 +1,7 @@
-//! Blocks that differ in few lines: what a history writes, in another code.
+//! Blocks that differ in few lines: the blocks of a history in another code.
 //!
 //! Histories change each word of a block with every write. Here each line of 64 bytes carries four
-//! bits of the stamp, so that most lines of a block stay as they are from one write to the next.
+//! bits of the stamp, so that most lines of a block stay unchanged from one write to the next.
 
 use std::sync::Arc;
 
@@ -26,7 +26,7 @@ impl Similar {
     }
 }
 
-/// Word `index` of a block whose line there carries `bits`.
+/// Returns word `index` of a block; its line carries `bits`.
 fn word(bits: u32, lba: u64, index: usize) -> [u8; 8] {
     let word = if bits == 0 { 0 } else { u64::from(bits) << 32 | lba << 16 | index as u64 };
     word.to_le_bytes()
@@ -36,7 +36,7 @@ fn shift(line: usize) -> usize {
     line % TURN * 4
 }
 
-/// Block `lba` as its stamp has it.
+/// Encodes block `lba`, as its stamp determines.
 fn encode(lba: u64, block: &mut [u8]) {
     let Some(stamp) = stamp_of(lba, block) else { return };
     for (line, bytes) in block.chunks_mut(LINE).enumerate() {
@@ -47,7 +47,7 @@ fn encode(lba: u64, block: &mut [u8]) {
     }
 }
 
-/// The reverse; what no stamp gives is a torn block.
+/// Decodes block `lba`; a block that matches no stamp stays torn.
 fn decode(lba: u64, block: &mut [u8]) {
     let bits_of = |line: &[u8]| u32::from_le_bytes([line[4], line[5], line[6], line[7]]);
     let lines = block.chunks(LINE).take(TURN).enumerate();

@@ -1,4 +1,4 @@
-//! What the simulator puts to the test, and what else may judge its images.
+//! The engines that the simulator tests, and the other implementations that judge their images.
 
 use std::sync::Arc;
 
@@ -25,8 +25,7 @@ pub trait Subject: Sync {
     /// What went wrong, in words.
     fn open(&self, region: &Arc<Region>) -> Result<Arc<dyn BlockDevice>, String>;
 
-    /// Opens `region` as [`open`](Self::open) does, for a life in which work goes on in the
-    /// background.
+    /// Opens `region` as [`open`](Self::open) does, with work in the background.
     ///
     /// # Errors
     /// What went wrong, in words.
@@ -34,22 +33,23 @@ pub trait Subject: Sync {
         Ok(Alive { device: self.open(region)?, background: Vec::new() })
     }
 
-    /// Threads that [`open_alive`](Self::open_alive) gives background work to.
+    /// Returns the number of threads that [`open_alive`](Self::open_alive) gives background work
+    /// to.
     fn background_threads(&self) -> usize {
         0
     }
 
-    /// A crash takes all writes back that no flush covered, but FUA writes.
+    /// Returns whether a crash undoes all writes that no flush covered, except FUA writes.
     fn atomic_flush(&self) -> bool {
         false
     }
 
-    /// A FUA write may cover the writes before it as a flush does.
+    /// Returns whether a FUA write may cover the writes before it as a flush does.
     fn fua_commits(&self) -> bool {
         false
     }
 
-    /// A crash may tear blocks that no flush covered.
+    /// Returns whether a crash may tear blocks that no flush covered.
     fn tears(&self) -> bool {
         false
     }
@@ -68,15 +68,15 @@ pub trait Subject: Sync {
         self.check(region)
     }
 
-    /// Other implementations that can read the same image.
+    /// Returns other implementations that can read the same image.
     fn peers(&self) -> &[Peer] {
         &[]
     }
 
-    /// Size of the region in bytes, a multiple of 4096.
+    /// Returns the size of the region in bytes, a multiple of 4096.
     fn region_bytes(&self) -> u64;
 
-    /// How often each block is to be written after a recovery so that every lane was used.
+    /// Returns how often each block has to be written after a recovery to use every lane.
     fn rounds_after_recovery(&self) -> u32;
 }
 
@@ -84,13 +84,13 @@ pub trait Subject: Sync {
 pub struct Alive {
     /// The engine.
     pub device: Arc<dyn BlockDevice>,
-    /// One for each thread.
+    /// Background work, one for each thread.
     pub background: Vec<Box<dyn Work>>,
 }
 
 /// Another implementation of the format.
 pub struct Peer {
-    /// Whose, for reports.
+    /// The name of the implementation, for reports.
     pub name: &'static str,
     /// Recovers and reads.
     pub read: PeerRead,
@@ -107,13 +107,14 @@ pub struct BttSubject {
 }
 
 impl BttSubject {
-    /// A BTT of `blocks` blocks of 512 bytes and `lanes` lanes, in as small a region as holds it.
+    /// Makes a BTT of `blocks` blocks of 512 bytes and `lanes` lanes, in the smallest region that
+    /// holds it.
     pub fn new(blocks: u32, lanes: u32, version: Version, flog_slots: FlogSlots) -> Self {
         Self::with_lba_bytes(512, blocks, lanes, version, flog_slots)
     }
 
-    /// As [`new`](Self::new), with lbas of `lba_bytes`, 512 or 4096: only the larger ones are
-    /// zeroed by the map.
+    /// Makes a BTT with lbas of `lba_bytes`, 512 or 4096, in the smallest region that holds it.
+    /// Only lbas of 4096 bytes are zeroed by the map.
     pub fn with_lba_bytes(
         lba_bytes: u32,
         blocks: u32,
@@ -151,11 +152,10 @@ const PEERS: [Peer; 3] = [
     },
 ];
 
-/// The DRAM tier `transit` over a BTT. A crash loses what the tier holds.
+/// The DRAM tier `transit` over a BTT. A crash loses the tier's content.
 ///
 /// Its evictors are threads of the scheduler, so that they are interleaved with requests and
-/// repeat. Without any, blocks are written back where a flush, a FUA write or a full cache asks for
-/// it.
+/// repeat. Without any, a flush, a FUA write or a full cache makes the tier write blocks back.
 pub struct TransitSubject {
     btt: BttSubject,
     slots: u32,
@@ -166,7 +166,7 @@ pub struct TransitSubject {
 const STEPS_OF_A_MODE: u32 = 3;
 
 impl TransitSubject {
-    /// A cache of `slots` slots and `evictors` evictors over `btt`.
+    /// Makes a cache of `slots` slots and `evictors` evictors over `btt`.
     pub fn new(btt: BttSubject, slots: u32, evictors: usize) -> Self {
         Self { btt, slots, evictors }
     }
@@ -179,7 +179,7 @@ impl TransitSubject {
     }
 }
 
-/// An evictor that also changes the write mode: now towards bypassing the cache, now back.
+/// An evictor that also toggles the write mode, to bypassing the cache and back.
 struct Evictor<W> {
     tier: Driven,
     work: W,

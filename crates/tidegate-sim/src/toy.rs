@@ -1,4 +1,4 @@
-//! A small engine with faults to order: what the simulator itself is tested on.
+//! A small engine with planted faults, which tests the simulator itself.
 //!
 //! Each block has two slots and a selector word that names the current one. A write streams the
 //! other slot, fences, then turns the selector and persists it.
@@ -17,7 +17,7 @@ const BLOCK: usize = 512;
 const BLOCK_BYTES: u64 = BLOCK as u64;
 const DATA_OFFSET: u64 = 4096;
 
-/// What is wrong with the engine.
+/// A planted fault of the engine.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Fault {
     /// Nothing.
@@ -43,7 +43,7 @@ pub enum Fault {
 /// The toy engine as a [`Subject`].
 #[derive(Debug, Clone, Copy)]
 pub struct Toy {
-    /// What is wrong with it.
+    /// The planted fault.
     pub fault: Fault,
     /// Writes wait in volatile memory for the next flush.
     pub volatile_cache: bool,

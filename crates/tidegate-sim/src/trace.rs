@@ -1,4 +1,4 @@
-//! What an execution did to its region, in the one order in which it happened.
+//! The events of an execution on its region, in the order of their effects.
 //!
 //! Invariants:
 //! 1. Events are in the order in which their effects became visible to other threads.
@@ -40,7 +40,7 @@ pub enum Action {
     Fence,
     /// An operation of the history was called.
     Begin,
-    /// It returned.
+    /// The operation returned.
     End,
 }
 
@@ -49,7 +49,7 @@ pub enum Action {
 pub struct Event {
     /// The simulated thread.
     pub thread: usize,
-    /// What it did.
+    /// The action.
     pub action: Action,
 }
 
@@ -61,17 +61,17 @@ pub struct Trace {
 }
 
 impl Trace {
-    /// The events, oldest first.
+    /// Returns the events, oldest first.
     pub fn events(&self) -> &[Event] {
         &self.events
     }
 
-    /// The bytes of a store.
+    /// Returns the bytes of a store.
     pub fn data(&self, range: &Range<usize>) -> &[u8] {
         &self.bytes[range.clone()]
     }
 
-    /// Appends what `thread` did.
+    /// Appends an action of `thread`.
     pub fn push(&mut self, thread: usize, action: Action) {
         self.events.push(Event { thread, action });
     }
@@ -83,7 +83,7 @@ impl Trace {
         self.push(thread, Action::Store { offset, data: start..self.bytes.len(), streaming });
     }
 
-    /// One line for a report: the event at `position` in words.
+    /// Describes the event at `position` in one line, for a report.
     pub fn describe(&self, position: usize) -> String {
         let Some(Event { thread, action }) = self.events.get(position) else {
             return "the end".to_owned();
@@ -110,34 +110,35 @@ pub struct Recorder {
 }
 
 impl Recorder {
-    /// A recorder whose simulated threads take turns by `scheduler`; without one, for a single
-    /// thread.
+    /// Makes a recorder whose simulated threads take turns by `scheduler`; without a scheduler, for
+    /// a single thread.
     pub fn new(scheduler: Option<Arc<Scheduler>>) -> Self {
         Self { trace: Mutex::default(), scheduler }
     }
 
-    /// The calling thread begins its next operation, on block `lba` and as thread number `ordinal`
-    /// to the engine; returns the position of that.
+    /// Begins the calling thread's next operation, on block `lba` and as thread number `ordinal` to
+    /// the engine. Returns the position of this event.
     pub fn begin(&self, ordinal: usize, lba: Option<u64>) -> usize {
         self.step();
         context::next_operation(ordinal, lba);
         self.record(|trace, thread| trace.push(thread, Action::Begin))
     }
 
-    /// The calling thread's operation returned; returns the position of that.
+    /// Ends the calling thread's operation. Returns the position of this event.
     pub fn end(&self) -> usize {
         self.record(|trace, thread| trace.push(thread, Action::End))
     }
 
-    /// The process died: its CPUs went on to other work, which drained what their threads had
-    /// streamed and written back, but no more. Returns the position of that.
+    /// Notes that the process died: its CPUs went on to other work, which drained the lines that
+    /// their threads had streamed and written back, but no more. Returns the position of the last
+    /// event.
     pub fn killed(&self, threads: usize) -> usize {
         let mut trace = self.lock();
         (0..threads).for_each(|thread| trace.push(thread, Action::Fence));
         trace.events.len() - 1
     }
 
-    /// Takes what was recorded so far.
+    /// Takes the events recorded so far.
     pub fn take(&self) -> Trace {
         std::mem::take(&mut self.lock())
     }

@@ -1,17 +1,17 @@
 //! A kernel's files: names and attributes, a page cache, a disk, and a journal that commits in
 //! order.
 //!
-//! As ext4 does it: bytes reach the disk page by page, at any time. A page that the disk has is
-//! overwritten in place; for another one a block is allocated, which the disk shows, with the size
-//! that it brings, only from the next commit on. Changes of names, attributes and sizes go to the
-//! journal at once. Pages that the old or the new size ends in are written with a new size, as
-//! `data=ordered` has it. A sync writes the file's pages and commits, an `fdatasync` commits only
-//! if the file needs it. A crash keeps what was committed, and bytes that were overwritten in
-//! place.
+//! As in ext4, bytes reach the disk page by page, at any time. A page that the disk already has is
+//! overwritten in place. Any other page gets a new block, which the disk shows, together with the
+//! size that the page brings, only from the next commit on. Changes of names, attributes and sizes
+//! go to the journal at once. A new size also writes back the pages that the old and the new size
+//! end in, as with `data=ordered`. A sync writes the file's pages and commits; an `fdatasync`
+//! commits only if the file needs it. A crash keeps the committed changes, and bytes that were
+//! overwritten in place.
 //!
-//! A page whose block another file has too, as on XFS, is given a new block instead of being
+//! A page whose block is shared with another file, as on XFS, gets a new block instead of being
 //! overwritten in place. The pages of a file whose data is journaled wait for the commit, too. A
-//! read may put the inode into the journal, for its time of access.
+//! read may put the inode into the journal, for its access time.
 //!
 //! - `mod.rs`: bytes, sizes, the journal, syncs;
 //! - `tree.rs`: names and attributes;
@@ -29,13 +29,13 @@ use self::tree::Replacing;
 pub(crate) use self::tree::{DIRECTORIES, NAMES, Slot, Tree, directory_of};
 use crate::random::Random;
 
-/// Flag of an inode whose data goes through the journal, as `FS_IOC_GETFLAGS` says it.
+/// Flag of an inode whose data goes through the journal, as `FS_IOC_GETFLAGS` reports it.
 const FS_JOURNAL_DATA_FL: u32 = 0x4000;
 /// Bytes of a page.
 pub(crate) const PAGE_BYTES: usize = 64;
 
 type Page = [u8; PAGE_BYTES];
-/// An inode number with its generation: no two files of a history have the same.
+/// An inode number with its generation: unique to a file within a history.
 pub(crate) type Inode = usize;
 
 /// A change of a file that the journal has and the disk does not show yet.
@@ -45,7 +45,7 @@ enum Change {
         file: Inode,
         size: usize,
     },
-    /// Size at least, and the content of a new block, if there is one.
+    /// The least size, and the content of the new block, if the page gets one.
     Allocate {
         file: Inode,
         page: usize,
@@ -75,9 +75,9 @@ impl OnDisk {
 enum Uncommitted {
     #[default]
     Nothing,
-    /// Those of `fsync` only.
+    /// Changes that `fsync` commits and `fdatasync` does not.
     Metadata,
-    /// Those of `fdatasync`, too.
+    /// Changes that `fdatasync` commits, too.
     Data,
 }
 
@@ -88,7 +88,7 @@ struct File {
     bytes: Vec<u8>,
     /// Pages that are to be written back.
     dirty: BTreeSet<usize>,
-    /// Pages whose blocks another file has too, until a new block of them is committed.
+    /// Pages whose blocks are shared with another file, until a new block is committed.
     shared: BTreeSet<usize>,
     /// The flags of the inode.
     flags: u32,
@@ -154,12 +154,13 @@ pub(crate) struct Kernel {
     /// As ext4: a rename over a file allocates, and the sync of a directory always commits.
     is_ext4: bool,
     pub(crate) replacing: Vec<Replacing>,
-    /// Which file of the log an inode was made for by recovery.
+    /// The file of the log that recovery made an inode for.
     originals: BTreeMap<Inode, Inode>,
 }
 
 impl Kernel {
-    /// Makes a disk with so many files of this content: file n has the first name of directory n.
+    /// Makes a disk with this number of files of this content: file n has the first name of
+    /// directory n.
     pub(crate) fn new(is_ext4: bool, files: usize, content: &[u8]) -> Self {
         let mut this = Self {
             trees: vec![Tree::new(files)],
@@ -184,13 +185,13 @@ impl Kernel {
         self.files.entry(inode).or_default()
     }
 
-    /// Returns what programs see of a file.
+    /// Returns the content of a file as programs see it.
     pub(crate) fn bytes(&self, inode: Inode) -> &[u8] {
         self.files.get(&inode).map_or(&[], |file| &file.bytes)
     }
 
-    /// Returns the first byte of a file, which tells its content where all of it is one byte; 0 for
-    /// an empty file.
+    /// Returns the first byte of a file, or 0 if the file is empty. Where all bytes of a file are
+    /// equal, the first one identifies its content.
     pub(crate) fn version(&self, inode: Inode) -> u8 {
         self.bytes(inode).first().copied().unwrap_or(0)
     }
@@ -202,7 +203,7 @@ impl Kernel {
             file.bytes.resize(end, 0);
         }
         file.bytes[offset..end].copy_from_slice(data);
-        // What lies between the old end and the write stays a hole.
+        // The bytes between the old end and the write stay a hole.
         file.dirty.extend(offset / PAGE_BYTES..end.div_ceil(PAGE_BYTES));
         file.change(Uncommitted::Metadata);
     }
@@ -216,7 +217,7 @@ impl Kernel {
         self.journal.push(Change::SetSize { file: inode, size });
     }
 
-    /// Has the file's data journaled from now on.
+    /// Turns on journaling of the file's data.
     pub(crate) fn journal_data(&mut self, inode: Inode) {
         self.file(inode).flags |= FS_JOURNAL_DATA_FL;
     }
@@ -226,7 +227,7 @@ impl Kernel {
         self.files.get(&inode).map_or(0, |file| file.flags)
     }
 
-    /// Makes another file of the blocks of this one, which is written back for that.
+    /// Makes another file that shares this file's blocks; writes this file back before.
     pub(crate) fn share(&mut self, inode: Inode) {
         self.write_back(inode);
         let file = self.file(inode);
@@ -234,7 +235,7 @@ impl Kernel {
         file.change(Uncommitted::Metadata);
     }
 
-    /// Returns whether another file has some of the file's blocks.
+    /// Returns whether the file shares some of its blocks with another file.
     pub(crate) fn is_shared(&self, inode: Inode) -> bool {
         self.files.get(&inode).is_some_and(|file| !file.shared.is_empty())
     }
@@ -244,14 +245,14 @@ impl Kernel {
         self.file(inode).change(Uncommitted::Metadata);
     }
 
-    /// The journal has a change of the file's size.
+    /// Returns whether the journal has a change of the file's size.
     fn is_resized(&self, inode: Inode) -> bool {
         let resizes =
             |change: &Change| matches!(change, Change::SetSize { file, .. } if *file == inode);
         self.journal.iter().any(resizes)
     }
 
-    /// Writes a page back, if it is dirty. Not before a new size of the file is committed: a page
+    /// Writes a page back, if it is dirty and no new size of the file waits for its commit. A page
     /// that is overwritten in place would come with the old size, which ext4 allows and no moment
     /// explains.
     pub(crate) fn write_back_page(&mut self, inode: Inode, page: usize) {
@@ -288,7 +289,7 @@ impl Kernel {
         self.files.get(&inode).is_some_and(is_new)
     }
 
-    /// Writes pages back and commits, as chance has it.
+    /// Writes random pages back, and may commit.
     pub(crate) fn write_back_some(&mut self, random: &mut Random) {
         let pages = |(inode, file): (&Inode, &File)| {
             let inode = *inode;
@@ -373,7 +374,7 @@ impl Kernel {
             .collect()
     }
 
-    /// Leaves what a power cut leaves. Inodes without a name are gone.
+    /// Reverts to the state on the disk, as a power cut does. Inodes without a name are gone.
     pub(crate) fn crash(&mut self) {
         self.trees.truncate(self.committed + 1);
         self.journal.clear();

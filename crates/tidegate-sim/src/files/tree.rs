@@ -1,5 +1,5 @@
-//! Names and attributes: each change is one change of the journal, and the tree of each prefix of
-//! these is kept.
+//! Names and attributes: each change is one change of the journal, and the tree after each change
+//! is kept.
 
 use std::collections::BTreeMap;
 
@@ -12,7 +12,7 @@ pub(crate) const NAMES: usize = 2;
 /// A directory and a name in it, as one number.
 pub(crate) type Slot = usize;
 
-/// The directory of a slot.
+/// Returns the directory of a slot.
 pub(crate) fn directory_of(slot: Slot) -> usize {
     slot / NAMES
 }
@@ -20,34 +20,34 @@ pub(crate) fn directory_of(slot: Slot) -> usize {
 /// Names and attributes after some number of changes.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Tree {
-    /// What is at each slot.
+    /// The inode at each slot.
     pub(crate) names: BTreeMap<Slot, Inode>,
-    /// The names that recovery gives files while it works, by the inode that the log knows.
+    /// The names that recovery gives files while it works, by the inode number in the log.
     pub(crate) reserved: BTreeMap<Inode, Inode>,
     /// Permission bits.
     pub(crate) modes: BTreeMap<Inode, usize>,
-    /// Extended flags that are set, which no record has.
+    /// Extended flags that are set; no record has them.
     pub(crate) extended: BTreeMap<Inode, u32>,
     /// When the entries of each directory changed last, as its `ctime` has it.
     pub(crate) changed_at: [usize; DIRECTORIES],
-    /// How many changes there were that concern no regular file.
+    /// Number of changes that concern no regular file.
     pub(crate) others: usize,
 }
 
 impl Tree {
-    /// Makes the tree of so many files: file n has the first name of directory n.
+    /// Makes the tree of this number of files: file n has the first name of directory n.
     pub(super) fn new(files: usize) -> Self {
         let names = (0..files).map(|inode| (inode * NAMES, inode)).collect();
         let modes = (0..files).map(|inode| (inode, 0)).collect();
         Self { names, modes, ..Self::default() }
     }
 
-    /// The slots of an inode.
+    /// Returns the slots of an inode.
     pub(crate) fn slots_of(&self, inode: Inode) -> impl Iterator<Item = Slot> {
         self.names.iter().filter(move |(_, other)| **other == inode).map(|(slot, _)| *slot)
     }
 
-    /// How many names an inode has.
+    /// Returns the number of names of an inode.
     pub(crate) fn links(&self, inode: Inode) -> usize {
         let reserved = self.reserved.values().filter(|other| **other == inode).count();
         self.slots_of(inode).count() + reserved
@@ -63,22 +63,22 @@ pub(crate) struct Replacing {
 }
 
 impl Kernel {
-    /// The file that programs knew by another inode number, or by this one.
+    /// Returns the inode number that programs knew before recovery made the file again.
     pub(crate) fn original(&self, inode: Inode) -> Inode {
         self.originals.get(&inode).copied().unwrap_or(inode)
     }
 
-    /// What programs see.
+    /// Returns the tree that programs see.
     pub(crate) fn present(&self) -> &Tree {
         &self.trees[self.changes()]
     }
 
-    /// Number of changes so far.
+    /// Returns the number of changes so far.
     pub(crate) fn changes(&self) -> usize {
         self.trees.len() - 1
     }
 
-    /// Adds a change of the journal, of these inodes and of the directories of these slots.
+    /// Adds a change to the journal, of these inodes and of the directories of these slots.
     fn change(&mut self, inodes: &[Inode], slots: &[Slot], edit: impl FnOnce(&mut Tree)) {
         self.clock += 1;
         let mut tree = self.present().clone();
@@ -87,7 +87,7 @@ impl Kernel {
             tree.changed_at[directory_of(*slot)] = self.clock;
         }
         self.trees.push(tree);
-        // XFS commits for an `fdatasync` whatever is more than times.
+        // XFS commits every change but that of times for an `fdatasync`.
         let what = if self.is_ext4 { Uncommitted::Metadata } else { Uncommitted::Data };
         for inode in inodes {
             self.file(*inode).change(what);
@@ -153,13 +153,14 @@ impl Kernel {
         }
     }
 
-    /// A change that concerns no regular file: a directory made, renamed, given another mode.
+    /// Makes a change that concerns no regular file: a directory is made, renamed, or given another
+    /// mode.
     pub(crate) fn change_other(&mut self) {
         self.change(&[], &[], |tree| tree.others += 1);
     }
 
-    /// Makes a file without a name, with its content on the disk, and gives it a reserved name: it
-    /// is whole, or not there at all. Returns its inode.
+    /// Makes a file without a name, with its content on the disk, and gives it a reserved name: a
+    /// crash leaves the whole file, or nothing. Returns the inode.
     pub(crate) fn make_reserved(&mut self, original: Inode, mode: usize, version: u8) -> Inode {
         let inode = self.make_empty(original, mode);
         self.write(inode, 0, &[version]);
@@ -167,7 +168,8 @@ impl Kernel {
         inode
     }
 
-    /// As a careless recovery makes a file: the name first, the content later.
+    /// Makes an empty file with a reserved name, as a careless recovery does: the content comes
+    /// later.
     pub(crate) fn make_empty(&mut self, original: Inode, mode: usize) -> Inode {
         let inode = self.new_inode();
         self.originals.insert(inode, original);
@@ -185,7 +187,7 @@ impl Kernel {
         });
     }
 
-    /// Takes the reserved name away.
+    /// Removes the reserved name.
     pub(crate) fn release(&mut self, original: Inode) {
         self.change(&[], &[], |tree| {
             tree.reserved.remove(&original);

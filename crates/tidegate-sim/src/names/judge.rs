@@ -1,15 +1,15 @@
-//! Which states a kernel with real syncs could have left.
+//! The states that a kernel with real syncs could have left.
 //!
-//! A crash keeps a prefix of the changes of names and attributes, at least as long as what the twin
-//! has committed. One prefix has to explain all that was found. A file's content is at least what
-//! was synced, and with a prefix from before its first write-back could be committed it is empty. A
-//! file that was only created, and never synced, may be missing.
+//! A crash keeps a prefix of the changes of names and attributes, at least as long as the prefix
+//! that the twin has committed. One prefix has to explain all the files found. A file has at least
+//! its synced content; if the prefix ends before the file's first write-back could be committed,
+//! the file is empty. A file that was only created, and never synced, may be missing.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::files::{Inode, Kernel, Slot, Tree};
 
-/// What the history says of files, beside the twin.
+/// The promises to programs about their files, apart from the twin.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Facts {
     /// The version that the last acknowledged sync has promised.
@@ -46,7 +46,7 @@ struct Judge<'a> {
 }
 
 impl Judge<'_> {
-    /// Why a prefix does not explain what was found.
+    /// Explains why a prefix does not match the files found; `None` if it matches.
     fn objection(&self, prefix: usize) -> Option<String> {
         let tree = &self.twin.trees[prefix];
         if tree.others != self.tree.others {

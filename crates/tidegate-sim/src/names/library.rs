@@ -1,8 +1,9 @@
-//! The facts that the rules of `run` ask for, and what carries their decisions out, on the model of
-//! a kernel. The rules are the product's ([`tidegate::log::cover`]); faults are planted in facts.
+//! The facts that the rules of `run` ask for, and the code that executes their decisions, on the
+//! model of a kernel. The rules are the product's ([`tidegate::log::cover`]); faults are planted in
+//! facts.
 //!
-//! A file's *story* is its part of the log. A file with an open stream has no story
-//! but the one record that makes it: it is sealed.
+//! A file's *story* is its part of the log. A file with an open stream has no story except the one
+//! record that makes it: it is sealed.
 
 use std::collections::BTreeMap;
 
@@ -26,7 +27,7 @@ pub(super) enum NameChange {
 }
 
 impl NameChange {
-    /// How many names the file has after the change, if it has so many before.
+    /// Returns the number of names of the file after the change, from the number before.
     fn links_after(self, links: usize) -> usize {
         match self {
             Self::Link { .. } => links + 1,
@@ -36,7 +37,7 @@ impl NameChange {
     }
 }
 
-/// What the log has of a file's admission.
+/// A file's admission as a record has it.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Made {
     pub(super) slot: Slot,
@@ -54,19 +55,19 @@ const FS_XFLAG_NOATIME: u32 = 0x40;
 pub(super) enum Record {
     /// All of a file, which can be made again from it.
     Make { inode: Inode, made: Made },
-    /// The file was made durable by a real sync; the log answers for it from now on.
+    /// A real sync made the file durable; the log answers for the file from now on.
     Cover { inode: Inode },
     /// Bytes of a covered file; the first ones make it grow.
     Write { inode: Inode, version: u8, grows: bool },
-    /// What grew before is promised.
+    /// Growth before this record is promised.
     Mark { inode: Inode },
     /// A change of the names of a covered file, and how many names it has after that.
     Name { inode: Inode, change: NameChange, links: usize },
-    /// All of the file was made durable; what the log has of it counts no more.
+    /// All of the file was made durable; its earlier records no longer count.
     Leave { inode: Inode },
 }
 
-/// What the library knows of a file.
+/// The library's knowledge of a file.
 #[allow(clippy::struct_excessive_bools, reason = "each is about something else")]
 #[derive(Debug, Clone, Copy, Default)]
 struct Known {
@@ -77,28 +78,28 @@ struct Known {
     has_names: bool,
     /// It was made by a record, and its names were not changed since.
     is_as_made: bool,
-    /// A real sync has made durable what the log has promised of it.
+    /// A real sync has made durable everything that the log promises of the file.
     is_retired: bool,
     /// A stream is open on it.
     is_pinned: bool,
-    /// A shared mapping of it can be written to.
+    /// The file has a shared mapping that can be written to.
     is_mapped: bool,
-    /// What a record has of it that was made while a stream was open.
+    /// The version in a record that was made while a stream was open.
     sealed_version: u8,
     is_written: bool,
-    /// A record has changed its names or attributes since its last sync; the next one would commit
-    /// that.
+    /// A record has changed the file's names or attributes since its last sync; the next sync would
+    /// commit that change.
     was_named: bool,
-    /// It grew, and neither a mark nor a real sync came since.
+    /// The file grew, and neither a mark nor a real sync followed.
     has_grown: bool,
-    /// Its names or attributes were changed, and no record says so.
+    /// The file's names or attributes were changed without a record.
     has_own_change: bool,
-    /// Number of the journal's changes when it was changed last, as far as that was seen.
+    /// Number of the journal's changes at the file's last change that the library saw.
     last_change: usize,
 }
 
 impl Known {
-    /// Returns what is known of the file as a plain one.
+    /// Returns the entry that remains when the file becomes plain.
     fn plain(&self) -> Self {
         let Self { is_pinned, is_mapped, last_change, .. } = *self;
         Self { is_pinned, is_mapped, last_change, ..Self::default() }
@@ -135,12 +136,12 @@ struct Pending {
     owner: Option<Inode>,
 }
 
-/// How a program calls for a change of names.
+/// How a program changes names.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Called {
     /// By a call that can be recorded.
     Simply,
-    /// By one that cannot, as an exchange.
+    /// By a call that cannot be recorded, such as an exchange.
     Otherwise,
 }
 
@@ -185,7 +186,7 @@ impl Library {
         self.files.entry(inode).or_default()
     }
 
-    /// Something is pending that a sync of `except` alone would not make durable.
+    /// Returns whether a change is pending that a sync of `except` alone would not make durable.
     fn is_pending(&self, except: Option<Inode>) -> bool {
         self.pending.iter().any(|pending| {
             pending.change > self.committed && (except.is_none() || pending.owner != except)
@@ -218,7 +219,7 @@ impl Library {
         self.note_plain(kernel, None);
     }
 
-    /// To be called before the kernel's write.
+    /// Notes a write, and appends its record. Call it before the kernel's write.
     pub(super) fn write(&mut self, both: &mut Both, inode: Inode, version: u8) {
         self.break_seal(both, inode);
         let kernel = &both.kernel;
@@ -233,7 +234,7 @@ impl Library {
         }
     }
 
-    /// A stream is opened on the file, or the one that is open is closed.
+    /// Opens a stream on the file, or closes the open one.
     pub(super) fn toggle_stream(&mut self, both: &mut Both, inode: Inode) {
         let known = *self.known(inode);
         let is_as_recorded = || {
@@ -246,7 +247,7 @@ impl Library {
         self.known(inode).is_pinned = !known.is_pinned;
     }
 
-    /// A shared mapping of the file is made, or the one that there is ends.
+    /// Makes a shared mapping of the file, or ends the existing one.
     pub(super) fn toggle_mapping(&mut self, both: &mut Both, inode: Inode) {
         if self.known(inode).is_covered {
             self.leave(both, inode);
@@ -254,7 +255,7 @@ impl Library {
         self.known(inode).is_mapped ^= true;
     }
 
-    /// The program begins to write in ways that no hook sees, or ends that.
+    /// Starts or ends the program's writes that no hook sees.
     pub(super) fn toggle_unseen(&mut self, both: &mut Both) {
         self.covered().into_iter().for_each(|inode| self.leave(both, inode));
         self.writes_unseen ^= true;
@@ -270,7 +271,7 @@ impl Library {
         self.writes_unseen || self.known(inode).pins() > 0
     }
 
-    /// Something is about to be done with the file.
+    /// Makes a sealed file leave, before an operation on it.
     fn break_seal(&mut self, both: &mut Both, inode: Inode) {
         let known = *self.known(inode);
         if known.is_pinned && known.is_covered && self.fault != NamesFault::SealIgnored {
@@ -329,7 +330,7 @@ impl Library {
         let is_recorded = may_be_recorded(self, both)
             || self.commit_pending(both, inode) && may_be_recorded(self, both);
         if is_recorded {
-            // With its new name the file system may have allocated what it grew by.
+            // The file system may allocate the file's growth together with its new name.
             self.mark(&both.kernel, inode);
             let links = change.links_after(both.kernel.present().links(inode));
             self.append(&both.kernel, Record::Name { inode, change, links });
@@ -393,7 +394,7 @@ impl Library {
         may_record_name(&facts, is_pending) && replaced.is_none_or(ends)
     }
 
-    /// An unrecorded change is about to touch the file.
+    /// Makes a file with names in the log leave, before a change that no record has.
     fn touch(&mut self, both: &mut Both, inode: Inode) {
         let has_names = self.known(inode).has_names;
         let has_names = || has_names && self.fault != NamesFault::TouchedWithoutLeave;
@@ -403,7 +404,7 @@ impl Library {
     }
 
     fn leave(&mut self, both: &mut Both, inode: Inode) {
-        // The record of an end does a plain file no harm.
+        // A plain file is unharmed by the record of an end.
         if decide_leave(true, || !self.known(inode).is_retired) == LeaveAction::SyncAndEnd {
             self.sync_really(both, inode);
         }
@@ -411,8 +412,8 @@ impl Library {
         *self.known(inode) = self.known(inode).plain();
     }
 
-    /// A real sync that the program may not have asked for: without Tidegate the same may happen
-    /// from outside.
+    /// Makes a real sync that the program may not have asked for: without Tidegate the same sync
+    /// may come from outside.
     fn sync_really(&mut self, both: &mut Both, inode: Inode) {
         let is_delayed = both.kernel.is_delayed(inode);
         if is_delayed || self.fault == NamesFault::CommitAssumed {
@@ -422,7 +423,8 @@ impl Library {
         self.note_synced(both, inode);
     }
 
-    /// A real sync of the file has returned: its last change, and all earlier ones, are durable.
+    /// Notes that a real sync of the file returned: its last change, and all earlier ones, are
+    /// durable.
     fn note_synced(&mut self, both: &Both, inode: Inode) {
         let last_change = self.known(inode).last_change;
         self.committed = self.committed.max(last_change);
@@ -434,7 +436,7 @@ impl Library {
         }
     }
 
-    /// A sync of a file; `covers` says whether a real one covers it.
+    /// Syncs a file; `covers` says whether a real sync covers the file.
     pub(super) fn sync(&mut self, both: &mut Both, inode: Inode, wanted: Sync, covers: bool) {
         self.break_seal(both, inode);
         let lookups = SyncLookups {
@@ -562,7 +564,7 @@ impl Library {
         })
     }
 
-    /// The supervisor makes all files durable, commits, and retires records up to `until`.
+    /// Plays the supervisor: makes all files durable, commits, and retires records up to `until`.
     pub(super) fn clean(&mut self, both: &mut Both, until: usize) {
         for inode in self.covered() {
             if self.fault == NamesFault::RetiredWithoutCommit {
@@ -583,7 +585,7 @@ fn links_of(kernel: &Kernel, inode: Inode) -> u32 {
     u32::try_from(kernel.present().links(inode)).unwrap_or(u32::MAX)
 }
 
-/// The kernel beside the log, and the *twin*: the same without Tidegate.
+/// The kernel beside the log, and the *twin*: an identical kernel without Tidegate.
 #[derive(Debug, Clone)]
 pub(super) struct Both {
     pub(super) kernel: Kernel,

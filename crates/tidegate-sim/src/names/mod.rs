@@ -1,18 +1,18 @@
 //! New files and names under `tidegate run` (stage B): an executable model of the rules.
 //!
 //! One history of a program's calls is played on two kernels: on one beside the log, whose syncs
-//! the log answers where the rules let it, and on a *twin* whose syncs are all real. What happens
-//! from outside happens to both. At the end the power is cut, in the middle of the last call too;
-//! recovery runs, interrupted at random, and what it leaves must be a state that the twin could
-//! have left. The rules are in docs/decisions/run-logs-what-was-synced.md.
+//! the log answers where the rules let it, and on a *twin* whose syncs are all real. Events from
+//! outside happen to both. At the end the power is cut, also in the middle of the last call.
+//! Recovery runs, interrupted at random, and must leave a state that the twin could have left. The
+//! rules are in docs/decisions/run-logs-what-was-synced.md.
 //!
-//! - `library.rs`: which syncs the log answers, and its records;
-//! - `recovery.rs`: what is made of the records;
-//! - `judge.rs`: which states are allowed.
+//! - `library.rs`: the syncs that the log answers, and its records;
+//! - `recovery.rs`: recovery from the records;
+//! - `judge.rs`: the allowed states.
 //!
-//! Left to the model of bytes and sizes ([`run`](crate::run)): ranges, sizes, torn records. Left to
-//! paper: concurrency, inode numbers that are used again, directories that are moved, and outsiders
-//! that remove one of two names or take a name that the log knows.
+//! The model of bytes and sizes ([`run`](crate::run)) covers ranges, sizes and torn records.
+//! Covered on paper only: concurrency, reused inode numbers, directories that are moved, and
+//! outsiders that remove one of two names or take a name that the log knows.
 
 mod judge;
 mod library;
@@ -29,12 +29,12 @@ use crate::files::{DIRECTORIES, Inode, Kernel, NAMES, Slot, directory_of};
 use crate::random::Random;
 
 const STEPS: usize = 24;
-/// The files that there are at first; each has the content of version 1.
+/// The files at the beginning; each has the content of version 1.
 const INITIAL_FILES: usize = 2;
 /// Slots that programs of the tree use.
 const SLOTS: usize = (DIRECTORIES - 1) * NAMES;
 
-/// What is wrong with the library, the supervisor or recovery.
+/// A planted fault of the library, the supervisor or recovery.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum NamesFault {
     /// Nothing.
@@ -77,7 +77,7 @@ pub enum NamesFault {
     UnlinkIgnored,
     /// Recovery applies the records of a file from before it left.
     LeaveIgnored,
-    /// Recovery replaces what it finds at a name that the log does not expect there.
+    /// Recovery replaces a file that the log does not expect at its name.
     TakenNameReplaced,
     /// Recovery makes a file again that an outsider has removed.
     MadeAgainAfterCommit,
@@ -91,21 +91,21 @@ struct Life {
     both: Both,
     library: Library,
     facts: Facts,
-    /// The last version: a byte, which is all of a file that was written.
+    /// The last version: one byte, which is the whole content of a written file.
     version: u8,
-    /// Files are mapped, flags are set, and the program may write in ways that no hook sees.
-    /// Rarely: the rare orders of other steps would become rarer.
+    /// Files are mapped, flags are set, and the program may write in ways that no hook sees. Only
+    /// few histories have this, so that rare orders of other steps stay frequent enough.
     is_unusual: bool,
-    /// Files that an outsider has given another name: the tree only unlinks those.
+    /// Files that an outsider has given another name: programs of the tree only unlink those.
     moved: BTreeSet<Inode>,
-    /// What was done, for the report of a failure.
+    /// The steps so far, for the report of a failure.
     steps: Vec<String>,
 }
 
 /// Plays the history of `seed`, cuts the power at its end, recovers and judges.
 ///
 /// # Errors
-/// What a kernel with real syncs could not have left, in words.
+/// Describes a state that no kernel with real syncs could have left.
 pub fn play(seed: u64, fault: NamesFault) -> Result<(), String> {
     let mut random = Random::new(seed);
     let kernel = Kernel::new(random.one_in(2), INITIAL_FILES, &[1]);
@@ -131,8 +131,8 @@ pub fn play(seed: u64, fault: NamesFault) -> Result<(), String> {
 }
 
 impl Life {
-    /// The last step, which the power cut may interrupt: before or after the fence of one of its
-    /// records, so that nothing of it was acknowledged.
+    /// Makes the last step, which the power cut may interrupt before or after the fence of one of
+    /// its records, so that no part of the step was acknowledged.
     fn cut_in_a_step(&mut self, random: &mut Random) {
         let (promised, facts) = (self.both.twin.committed, self.facts.clone());
         let records = self.library.log.len();
@@ -151,7 +151,7 @@ impl Life {
         self.facts.existing = facts.existing;
     }
 
-    /// Something that a program, an outsider or the supervisor does.
+    /// Makes one step of a program, an outsider or the supervisor.
     fn step(&mut self, random: &mut Random) {
         match random.below(if self.is_unusual { 24 } else { 22 }) {
             0..3 => self.create(random),
@@ -251,7 +251,7 @@ impl Life {
         self.library.set_extended(&mut self.both, inode);
     }
 
-    /// A write that the library does not see.
+    /// Makes a write that the library does not see.
     fn write_unseen(&mut self, random: &mut Random) {
         let mut inodes: Vec<Inode> = self.names().into_iter().map(|(_, inode)| inode).collect();
         inodes.retain(|inode| self.library.may_change_unseen(*inode));
@@ -295,7 +295,7 @@ impl Life {
         self.steps.push(format!("sync directory {directory}, answered {is_answered}"));
         self.both.twin.sync_directory(directory);
         if !is_answered && self.both.kernel.sync_directory(directory) {
-            // The twin may have found nothing to commit; it may still do so by itself.
+            // The twin may have had nothing to commit, and may commit by itself.
             self.both.twin.commit();
         }
         let names = self.names().into_iter();
@@ -320,7 +320,7 @@ impl Life {
         self.note_named(inode);
     }
 
-    /// A program that is not watched acts and makes that durable, or the kernel acts by itself.
+    /// Makes an unwatched program change files durably, or the kernel act by itself.
     fn happen_outside(&mut self, random: &mut Random) {
         let Some((slot, inode)) = self.pick_name(random) else { return };
         let is_only = self.both.kernel.present().links(inode) == 1;
@@ -347,7 +347,7 @@ impl Life {
         self.facts.existing.extend(self.both.kernel.present().names.values());
     }
 
-    /// The power comes back; recovery is interrupted, by power cuts, and repeated.
+    /// Recovers after the power cut; further power cuts interrupt the recovery, which is repeated.
     fn recover(&self, random: &mut Random, fault: NamesFault) -> Result<Kernel, String> {
         let mut kernel = self.both.kernel.clone();
         let mut pool = Pool::with(self.library.log.clone());

@@ -1,9 +1,9 @@
-//! Recovery of names: decided once, written into the pool, then carried out as often as it takes.
+//! Recovery of names: decided once, written into the pool, then carried out as often as necessary.
 //!
-//! The decisions (rules B6 and B7 of docs/decisions/run-logs-what-was-synced.md, stage B) are those
-//! of the product: [`NameStories::decide`]. Here is what it does with them:
-//! - B8: the decisions are durable before the first of them is carried out. Files are made whole,
-//!   under reserved names; all names are set before one of them is removed.
+//! The product makes the decisions (rules B6 and B7 of docs/decisions/run-logs-what-was-synced.md,
+//! stage B): [`NameStories::decide`]. This model executes them by rule B8: the decisions are
+//! durable before the first one is carried out, files are made whole under reserved names, and all
+//! names are set before any is removed.
 
 use std::collections::BTreeMap;
 
@@ -14,7 +14,7 @@ use super::{NamesFault, directory_of};
 use crate::files::{Inode, Kernel, Slot, Tree};
 use crate::random::Random;
 
-/// What recovery will do.
+/// The steps that recovery will take.
 #[derive(Debug, Clone, Default)]
 struct Plan {
     decisions: Decisions<Slot, Inode>,
@@ -23,26 +23,26 @@ struct Plan {
     versions: BTreeMap<Inode, u8>,
 }
 
-/// The pool: what of it outlives a power cut.
+/// The part of the pool that survives a power cut.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Pool {
     log: Vec<Record>,
     plan: Option<Plan>,
-    /// The plan was carried out; only reserved names may be left.
+    /// Whether the plan was carried out, except that reserved names may be left.
     is_done: bool,
 }
 
-/// What the log says of all files.
+/// The log's records by file.
 #[derive(Debug, Default)]
 struct Stories {
     made: BTreeMap<Inode, Made>,
     versions: BTreeMap<Inode, u8>,
-    /// What files hold if their growth counts; a mark says so, or the disk.
+    /// The content of files if their growth counts, because of a mark or the disk.
     grown: BTreeMap<Inode, u8>,
     names: NameStories<Slot, Inode>,
 }
 
-/// What the disk has, as recovery asks for it.
+/// The names on the disk, as recovery asks for them.
 struct Disk<'a> {
     tree: &'a Tree,
     stories: &'a Stories,
@@ -56,7 +56,7 @@ impl DiskNames<Slot, Inode> for Disk<'_> {
         if self.fault != NamesFault::TakenNameReplaced || names.knows(slot, &found) {
             return Some(found);
         }
-        // It passes for one that the log knows there.
+        // The fault takes the file for a former one of this slot.
         let is_former = |file: &Inode| names.knows(slot, file) && names.last_of(slot) != Some(file);
         names.files().into_iter().copied().find(is_former)
     }
@@ -65,7 +65,8 @@ impl DiskNames<Slot, Inode> for Disk<'_> {
         self.tree.links(*inode) as u64
     }
 
-    /// Rule B7.
+    /// Returns whether the disk cannot have had the file (rule B7): its directory did not change
+    /// after the record.
     fn is_unseen(&self, inode: &Inode) -> bool {
         self.fault == NamesFault::MadeAgainAfterCommit
             || self.stories.made.get(inode).is_some_and(|made| {
@@ -83,7 +84,7 @@ fn fact_of(change: NameChange) -> NameFact<Slot, Inode> {
 }
 
 impl Pool {
-    /// A pool with these records.
+    /// Makes a pool with these records.
     pub(super) fn with(log: Vec<Record>) -> Self {
         Self { log, ..Self::default() }
     }
@@ -143,7 +144,7 @@ impl Stories {
 
     fn plan(&self, tree: &Tree, fault: NamesFault) -> Plan {
         let decisions = self.names.decide(&Disk { tree, stories: self, fault });
-        // As the product has them in its pool.
+        // Encodes and decodes them, as the product does in its pool.
         let bits = self.names.to_bits(&decisions);
         let decisions = self.names.from_bits(&bits).unwrap_or_default();
         let mut plan = Plan { decisions, made: self.made.clone(), ..Plan::default() };
@@ -176,7 +177,7 @@ pub(super) struct Recovery<'a> {
 pub(super) struct PowerCut;
 
 impl Recovery<'_> {
-    /// A call of the kernel, around which it may commit by itself.
+    /// Makes a call of the kernel, which may commit by itself afterwards.
     fn call(&mut self, call: impl FnOnce(&mut Kernel)) -> Result<(), PowerCut> {
         self.calls_left = self.calls_left.checked_sub(1).ok_or(PowerCut)?;
         call(self.kernel);
@@ -186,7 +187,7 @@ impl Recovery<'_> {
         Ok(())
     }
 
-    /// Recovers, or is interrupted.
+    /// Recovers, unless a power cut interrupts.
     pub(super) fn run(mut self) -> Result<(), PowerCut> {
         if self.pool.plan.is_none() || self.fault == NamesFault::DecidedTwice {
             let stories = Stories::of(&self.pool.log, self.fault);
