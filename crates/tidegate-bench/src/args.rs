@@ -1,7 +1,7 @@
-//! The command line: the program's commands, and what each measures and publishes.
+//! The command line: the program's commands, with their measurements and outputs.
 //!
-//! A measurement's options stand beside what measures; nothing but this module and the suite calls
-//! both a measurement and what publishes it.
+//! A measurement's options stand beside its code; only this module and the suite call both a
+//! measurement and the code that publishes it.
 
 use clap::Subcommand;
 

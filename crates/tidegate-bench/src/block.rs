@@ -1,10 +1,10 @@
 //! Block devices in this process, side by side: `bench block`.
 //!
 //! Invariants:
-//! 1. All devices are made, filled and kept open before the first run, each on a pool of its own;
-//!    pools have no name any more once open, so nothing is left behind however the run ends.
-//! 2. Policies take turns: repetition by repetition each runs once, so that a pair to compare ran
-//!    within seconds.
+//! 1. All devices are made, filled and kept open before the first run, each on a pool of its own.
+//!    Pools are unlinked once open, so that nothing stays behind however the run ends.
+//! 2. Policies take turns: each runs once in a repetition, so that a pair to compare ran within
+//!    seconds.
 //! 3. A DRAM tier stands over a BTT of its own, stays open between cells of one cache size, and is
 //!    flushed after each run: nothing of one run is written back while another is measured.
 
@@ -44,12 +44,12 @@ pub(crate) const COPY_READ: &str = "bare-copy";
 /// A device under test.
 struct Subject {
     policy: Policy,
-    /// What writes of a bare copy are called, instead of what the cell is.
+    /// The case of a bare copy's writes, instead of the cell's case.
     copy_case: Option<&'static str>,
     device: Arc<dyn BlockDevice>,
     /// The DRAM tier over the device, with the size that was asked for.
     tier: Option<(u64, Arc<dyn DramTier>)>,
-    /// The memory of the device, where its counters can be seen.
+    /// The memory of the device, if its counters are accessible.
     region: Option<Arc<Region>>,
 }
 
@@ -66,7 +66,8 @@ impl Subject {
         }
     }
 
-    /// It runs `cell`. Reads of both copies are one measurement: one of them is enough.
+    /// Returns whether the subject runs `cell`. Reads of both copies are identical, so that only
+    /// one copy runs reads.
     fn wants(&self, cell: &Cell) -> bool {
         let twice = self.copy_case == Some(COPY_ONE_FENCE) && cell.workload.read_pct > 0;
         cell.wanted.has(self.policy) && !twice
@@ -80,7 +81,7 @@ impl Subject {
         self.region.as_deref().map(Traffic::of)
     }
 
-    /// What requests go to.
+    /// Returns the device that requests go to.
     fn top(&self) -> Arc<dyn BlockDevice> {
         match &self.tier {
             Some((_, tier)) => Arc::clone(tier) as _,
@@ -113,7 +114,7 @@ impl Subject {
     }
 }
 
-/// Time that [`measure`] should take.
+/// Returns the planned time of [`measure`].
 pub fn planned(args: &BlockArgs) -> Duration {
     let subjects = args.policies.len()
         + args.policies.iter().filter(|&&policy| policy == Policy::Copy).count();
@@ -140,13 +141,13 @@ fn fill_cost(args: &BlockArgs) -> Duration {
     Duration::from_nanos(args.common.size / 2)
 }
 
-/// About what a write takes, for plans.
+/// Rough time of a write, for plans.
 const WRITE_COST: Duration = Duration::from_micros(3);
 
-/// Share of a run's time that is run before it without being counted.
+/// Share of a run's time that warms up before, without being counted.
 const WARM_UP_SHARE: f64 = 0.1;
 
-/// How long a tier without requests is watched.
+/// Time that a tier without requests is watched.
 const IDLE_TIME: Duration = Duration::from_millis(300);
 /// Time from the last request until a tier is at rest: its threads look on for some milliseconds
 /// before they sleep.
@@ -155,7 +156,7 @@ const REST_DELAY: Duration = Duration::from_millis(50);
 /// Measures all cells that `args` name.
 ///
 /// # Errors
-/// [`BenchError::Usage`] for combinations that make no sense, and those of the devices.
+/// [`BenchError::Usage`] for combinations that make no sense, and errors of the devices.
 pub fn measure(args: &BlockArgs, progress: &mut Progress) -> Result<(Vec<Series>, TierReport)> {
     args.check()?;
     let mut run = Run {
@@ -182,7 +183,7 @@ struct Run<'a> {
     subjects: Vec<Subject>,
     collector: Collector,
     tiers: TierReport,
-    /// Where the requests of the next run are written.
+    /// The file that the requests of the next run are written to.
     trace: Option<&'a Path>,
 }
 
@@ -229,7 +230,7 @@ impl Run<'_> {
         let (policy, case) = (subject.policy.name(), &cell.case);
         let Workload { threads, iodepth, block_bytes, .. } = *measured;
         for (op, sample) in Sample::of_kinds(&outcome, traffic) {
-            // Of a mix, what was stored belongs to the writes.
+            // In a mix, all stored bytes belong to the writes.
             let traffic = traffic.filter(|_| op == Op::Write || outcome.write.is_empty());
             let key = Key::new(policy, subject.case(op, cell), op, block_bytes.into());
             self.collector.add(Key { threads, iodepth, ..key }, Sample { traffic, ..sample });
@@ -275,8 +276,8 @@ fn run_traced(subject: &Subject, workload: &Workload, path: &Path) -> Result<Out
     Ok(outcome)
 }
 
-/// Runs the load of `cell` for a while with other blocks; where the cell wants a full cache, until
-/// it has overrun.
+/// Runs the load of `cell` for a while on other blocks; if the cell wants a full cache, until the
+/// cache has overrun.
 fn warm_up(subject: &Subject, cell: &Cell) -> Result<()> {
     let measured = &cell.workload;
     let stop = match measured.stop {
@@ -359,22 +360,22 @@ fn open_libpmemblk(args: &BlockArgs) -> Result<Subject> {
     Ok(Subject::new(Policy::Libpmemblk, Arc::new(device), None))
 }
 
-/// Size of a pool that holds a working set of `size_bytes`: blocks in flight, map, log and headers
-/// come on top.
+/// Returns the size of a pool that holds a working set of `size_bytes`, with blocks in flight, map,
+/// log and headers.
 pub(crate) fn pool_bytes(size_bytes: u64) -> u64 {
     size_bytes + size_bytes / 64 + (16 << 20)
 }
 
-/// Memory of `bytes` in a file in `dir` that has no name any more.
+/// Creates memory of `bytes` in an unlinked file in `dir`.
 ///
 /// # Errors
-/// No file can be made there.
+/// The file cannot be created.
 pub fn unnamed_region(dir: &Path, media: &MediaModel, bytes: u64) -> Result<Arc<Region>> {
     let dir = scratch(dir)?;
     Ok(Arc::new(create_region(&dir.path().join("pool"), media, bytes)?))
 }
 
-/// Memory of `bytes` in a new file.
+/// Creates memory of `bytes` in a new file.
 pub(crate) fn create_region(path: &Path, media: &MediaModel, bytes: u64) -> Result<Region> {
     let options = RegionOptions {
         domain: Some(Domain::Adr),
@@ -385,7 +386,7 @@ pub(crate) fn create_region(path: &Path, media: &MediaModel, bytes: u64) -> Resu
     Ok(Region::open(path, &options)?)
 }
 
-/// A directory in `dir` that goes with the result.
+/// Creates a directory in `dir` that is removed when the result is dropped.
 pub(crate) fn scratch(dir: &Path) -> Result<tempfile::TempDir> {
     tempfile::Builder::new()
         .prefix("tidegate-bench-")

@@ -70,8 +70,8 @@ pub struct BlockArgs {
 }
 
 impl BlockArgs {
-    /// The plots of the Caiti paper are wanted: a report on DRAM tiers, and no other workload is
-    /// asked for.
+    /// Returns whether to report the plots of the Caiti paper: the options name a DRAM tier, and no
+    /// other workload.
     pub(crate) fn is_paper(&self) -> bool {
         let unasked = self.threads.is_empty()
             && self.iodepth.is_empty()
@@ -83,7 +83,7 @@ impl BlockArgs {
         unasked && tiers && self.output.report.is_some()
     }
 
-    /// Length of a run, where it is not given by a number of requests.
+    /// Returns the length of a run, unless a number of requests limits it.
     pub(crate) fn run_time(&self) -> Duration {
         let default = if self.is_paper() { PAPER_SECONDS } else { DEFAULT_SECONDS };
         Duration::from_secs_f64(self.common.seconds.unwrap_or(default))
@@ -111,5 +111,6 @@ impl BlockArgs {
     }
 }
 
-/// Seconds of each of the hundreds of runs behind the paper's plots, unless they are given.
+/// Seconds of each of the hundreds of runs behind the paper's plots, unless the options say
+/// otherwise.
 const PAPER_SECONDS: f64 = 0.2;

@@ -1,4 +1,5 @@
-//! Other programs started for a measurement: found first, ended with it, always reaped.
+//! Other programs started for a measurement: looked up before, ended with the measurement, always
+//! reaped.
 
 use std::ffi::OsStr;
 use std::io::{BufRead, BufReader};
@@ -9,11 +10,11 @@ use std::time::{Duration, Instant};
 
 use crate::error::{BenchError, Result};
 
-/// How long a program may take until it serves.
+/// Longest time until a program serves.
 const START_LIMIT: Duration = Duration::from_secs(60);
 
-/// A running program; dropping it kills and reaps it. Where this process dies first the kernel
-/// kills the program.
+/// A running program; dropping it kills and reaps it. If this process dies first, the kernel kills
+/// the program.
 pub(crate) struct Child {
     program: String,
     process: std::process::Child,
@@ -33,8 +34,8 @@ impl Child {
         let mut process = command.spawn().map_err(BenchError::os("start", program))?;
         let stdout = process.stdout.take().expect("stdout is piped");
         let (sender, lines) = channel();
-        // Ends with the program's output; reads on after the receiver lost interest, lest the
-        // program block.
+        // The thread ends with the program's output; it reads on after the receiver is gone, so
+        // that the program does not block.
         std::thread::spawn(move || {
             for line in BufReader::new(stdout).lines().map_while(std::result::Result::ok) {
                 let _ = sender.send(line);
@@ -48,7 +49,7 @@ impl Child {
         self.wait_for_line_of(word, Duration::ZERO)
     }
 
-    /// As [`wait_for_line`](Self::wait_for_line), of a program that has `work` to do before.
+    /// Waits for a line with `word`, and returns it. The program has `work` to do before.
     pub(crate) fn wait_for_line_of(&self, word: &str, work: Duration) -> Result<String> {
         let limit = START_LIMIT + work;
         let deadline = Instant::now() + limit;
@@ -68,8 +69,8 @@ impl Child {
         }
     }
 
-    /// Waits until a connection to `socket` is accepted. The program does not report when, so ask
-    /// now and then.
+    /// Waits until a connection to `socket` is accepted. Polls, since the program does not report
+    /// this.
     pub(crate) fn wait_for_socket(&mut self, socket: &Path) -> Result<()> {
         let deadline = Instant::now() + START_LIMIT;
         while std::os::unix::net::UnixStream::connect(socket).is_err() {
@@ -103,7 +104,7 @@ impl Child {
 
 impl Drop for Child {
     fn drop(&mut self) {
-        // Both fail only where the program has ended already.
+        // Both fail only if the program has ended already.
         let _ = self.process.kill();
         let _ = self.process.wait();
     }
@@ -129,12 +130,12 @@ pub(crate) fn seconds_of(command: Command) -> Result<f64> {
     Ok(begun.elapsed().as_secs_f64())
 }
 
-/// The path of the running program.
+/// Returns the path of the running program.
 pub(crate) fn this_program() -> Result<PathBuf> {
     std::env::current_exe().map_err(BenchError::os("find", "/proc/self/exe"))
 }
 
-/// The path of `name`, as the shell would find it.
+/// Returns the path of `name`, as the shell would find it.
 pub(crate) fn find_program(name: &str, package: &'static str) -> Result<PathBuf> {
     let path = std::env::var_os("PATH").unwrap_or_default();
     let found = std::env::split_paths(&path).map(|dir| dir.join(name)).find(|file| file.is_file());

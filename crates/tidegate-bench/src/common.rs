@@ -30,12 +30,12 @@ pub struct CommonArgs {
 }
 
 impl CommonArgs {
-    /// What the measurement runs on.
+    /// Describes the machine of the measurement.
     pub(crate) fn machine(&self) -> Machine {
         Machine::of(&self.dir, &self.media, self.seconds(), self.repetitions)
     }
 
-    /// Length of a run.
+    /// Returns the length of a run in seconds.
     pub(crate) fn seconds(&self) -> f64 {
         self.seconds.unwrap_or(DEFAULT_SECONDS)
     }
@@ -52,5 +52,5 @@ impl CommonArgs {
     }
 }
 
-/// Seconds of a run, unless they are given.
+/// Seconds of a run by default.
 pub(crate) const DEFAULT_SECONDS: f64 = 1.0;

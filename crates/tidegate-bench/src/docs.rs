@@ -1,4 +1,4 @@
-//! Measured tables in documentation: a page holds no number that no run has put there.
+//! Measured tables in documentation: every number on a page comes from a run.
 
 use crate::error::{BenchError, Result};
 use crate::report::Report;
@@ -6,12 +6,13 @@ use crate::report::Report;
 const BEGIN: &str = "<!-- table: ";
 const END: &str = "<!-- end -->";
 
-/// `page` with the text between each `<!-- table: NAME -->` and the next `<!-- end -->` replaced by
-/// that table of `report`; `machine` is the machine, `machine-programs` and `machine-run` the same
-/// of runs that measured such programs. Tables that the run did not measure stay as they are.
+/// Returns `page` with the text between each `<!-- table: NAME -->` and the next `<!-- end -->`
+/// replaced by the table NAME of `report`. `machine` is the machine; `machine-programs` and
+/// `machine-run` are the machines of runs that measured such programs. Tables that the run did not
+/// measure stay unchanged.
 ///
 /// # Errors
-/// [`BenchError::Usage`] where a marker has no name or no end.
+/// [`BenchError::Usage`] if a marker has no name or no end.
 pub fn update(page: &str, report: &Report) -> Result<String> {
     let mut updated = String::new();
     let mut rest = page;

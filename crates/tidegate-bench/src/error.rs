@@ -1,4 +1,4 @@
-//! What can go wrong while measuring.
+//! Errors of measurements.
 
 use std::error::Error;
 use std::path::PathBuf;
@@ -10,14 +10,14 @@ use tidegate::pmem::PmemError;
 /// Result of a measurement.
 pub type Result<T> = std::result::Result<T, BenchError>;
 
-/// Why nothing could be measured.
+/// The reason why a measurement failed.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum BenchError {
     /// The request makes no sense; nothing was run.
     #[error("{0}")]
     Usage(String),
-    /// A program or library of a peer is not there.
+    /// A program or library of a peer is not installed.
     #[error("{what} was not found: install the Debian package {package}, or leave the peer out")]
     Missing {
         /// The program or library.
@@ -30,28 +30,28 @@ pub enum BenchError {
     Device {
         /// The policy of the device.
         policy: String,
-        /// What it reported.
+        /// The error of the device.
         #[source]
         source: DeviceError,
     },
-    /// The persistent memory under a device could not be had.
+    /// The persistent memory under a device is not available.
     #[error(transparent)]
     Pmem(#[from] PmemError),
     /// A cache could not be made or opened.
     #[error(transparent)]
     Cache(#[from] CacheError),
-    /// Another program did not do what was asked.
+    /// Another program failed, or printed an unexpected output.
     #[error("{program}: {found}")]
     Program {
         /// The program.
         program: String,
-        /// What happened, and what was expected.
+        /// The failure or output, with the expected one.
         found: String,
     },
     /// The operating system refused something.
     #[error("cannot {action} {path}")]
     Os {
-        /// What was tried, as in "cannot *create* /dev/shm/pool".
+        /// The attempted action, as in "cannot *create* /dev/shm/pool".
         action: &'static str,
         /// The file.
         path: PathBuf,
@@ -62,12 +62,13 @@ pub enum BenchError {
 }
 
 impl BenchError {
-    /// The request was wrong (exit status 2), rather than that measuring failed (exit status 1).
+    /// Returns whether the request was wrong (exit status 2); otherwise the measurement failed
+    /// (exit status 1).
     pub fn is_usage(&self) -> bool {
         matches!(self, Self::Usage(_))
     }
 
-    /// The error and what caused it, in one line.
+    /// Returns the error and its causes in one line.
     pub fn with_causes(&self) -> String {
         let causes = std::iter::successors(Some(self as &dyn Error), |&error| error.source());
         causes.map(ToString::to_string).collect::<Vec<_>>().join(": ")

@@ -1,5 +1,6 @@
-//! Figures: each a table of policies by one varied parameter, and a plot of the same numbers. Those
-//! of the Caiti paper are here, those of the Open CAS study in [`cache::study`](crate::cache).
+//! Figures: each a table of policies by one varied parameter, and a plot of the same numbers. The
+//! figures of the Caiti paper are here, those of the Open CAS study in
+//! [`cache::study`](crate::cache).
 
 use crate::measure::{Key, Op, Sample, Series, Spread};
 use crate::plan::{
@@ -14,13 +15,13 @@ pub(crate) struct Figure {
     /// Name in the documentation's placeholders.
     pub(crate) name: &'static str,
     pub(crate) title: &'static str,
-    /// What varies from column to column.
+    /// The varied parameter, a column for each value.
     pub(crate) axis: &'static str,
-    /// Whose numbers, in order.
+    /// The policies shown, in order.
     pub(crate) policies: Vec<&'static str>,
     pub(crate) columns: Vec<Column>,
     pub(crate) value: fn(&Sample) -> f64,
-    /// What the value is multiplied by.
+    /// The factor of the value.
     pub(crate) scale: f64,
     pub(crate) style: Style,
 }
@@ -33,22 +34,22 @@ pub(crate) enum Style {
     /// Ratios to `btt`, joined: the numbers themselves differ more between columns than between
     /// policies.
     Ratios,
-    /// The numbers alone: columns have nothing to do with each other.
+    /// The numbers alone: columns are unrelated.
     Dots,
 }
 
-/// Shares of the largest number below which a line is left out of a plot, such as flushes of
-/// devices that hold nothing back.
+/// Lines below this share of the largest number are left out of a plot, such as flushes of devices
+/// that hold nothing back.
 const PLOTTED_SHARE: f64 = 1e-3;
 
-/// One value of what varies.
+/// One value of the varied parameter.
 pub(crate) struct Column {
     pub(crate) label: String,
     case: String,
     op: Op,
     threads: usize,
     iodepth: u32,
-    /// Size of a request, where that varies.
+    /// Size of a request, if that varies.
     block_bytes: Option<u64>,
 }
 
@@ -57,7 +58,7 @@ impl Column {
         Self { label, case, op, threads, iodepth, block_bytes: None }
     }
 
-    /// The column of requests of this size.
+    /// Returns the column for requests of this size.
     pub(crate) fn of_blocks(self, block_bytes: u64) -> Self {
         Self { block_bytes: Some(block_bytes), ..self }
     }
@@ -82,13 +83,13 @@ impl Line {
 }
 
 impl Figure {
-    /// The lines of all policies that have a number.
+    /// Returns the lines of all policies that have a number.
     pub(crate) fn lines(&self, series: &[Series]) -> Vec<Line> {
         let lines = self.policies.iter().map(|policy| self.line(policy, series));
         lines.filter(|line| line.values.iter().any(Option::is_some)).collect()
     }
 
-    /// The plot's title and lines: those of the table, or their ratios to `btt`.
+    /// Returns the plot's title and lines: the table's lines, or their ratios to `btt`.
     pub(crate) fn plotted(&self, series: &[Series]) -> (String, Vec<Line>) {
         let mut lines = self.lines(series);
         let btt = lines.iter().find(|line| line.policy == Policy::Btt.name());
@@ -115,7 +116,7 @@ impl Figure {
         Line { policy: policy.to_owned(), values }
     }
 
-    /// The median of each number, with the smallest and the largest of the repetitions.
+    /// Makes the table of medians, with the smallest and the largest of the repetitions.
     pub(crate) fn table(&self, series: &[Series]) -> Table {
         let labels = self.columns.iter().map(|column| column.label.as_str());
         let headers: Vec<&str> = std::iter::once("policy").chain(labels).collect();
@@ -138,7 +139,7 @@ fn over(one: Option<Spread>, base: Option<Spread>) -> Option<Spread> {
     })
 }
 
-/// Three digits are more than the machine repeats.
+/// Formats a cell with two or three digits; more would not repeat on the machine.
 fn cell(spread: Spread) -> String {
     let digits = match spread.median {
         median if median < 10.0 => 2,
@@ -148,7 +149,7 @@ fn cell(spread: Spread) -> String {
     format!("{:.digits$} ({})", spread.median, spread.range(digits))
 }
 
-/// All figures of the Caiti paper but those over time and of the breakdown.
+/// Returns all figures of the Caiti paper except those over time and of the breakdown.
 pub(crate) fn figures() -> Vec<Figure> {
     let overruns = |label, bytes, threads, depth| {
         Column::new(label, overrun_case(bytes), Op::Write, threads, depth)

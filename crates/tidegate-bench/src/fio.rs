@@ -1,4 +1,4 @@
-//! fio: what all its command lines share, and its JSON.
+//! fio: the options shared by all its command lines, and its JSON.
 
 use std::path::Path;
 use std::process::Command;
@@ -9,8 +9,8 @@ use crate::child::find_program;
 use crate::error::{BenchError, Result};
 use crate::measure::{Op, Sample};
 
-/// fio with random requests of one kind in a job called `name`, run in `dir`, where it leaves a
-/// state file if it is interrupted. Engine, range and length are the caller's to add.
+/// Makes a command of fio with random requests of one kind in a job called `name`, run in `dir`,
+/// where fio leaves a state file if it is interrupted. The caller adds engine, range and length.
 pub(crate) fn command(name: &str, op: Op, dir: &Path) -> Result<Command> {
     let mut command = Command::new(find_program("fio", "fio")?);
     command.arg(format!("--name={name}")).arg(format!("--rw=rand{}", op.name()));
@@ -18,7 +18,7 @@ pub(crate) fn command(name: &str, op: Op, dir: &Path) -> Result<Command> {
     Ok(command)
 }
 
-/// Reads what fio printed: lines of its engine, then one JSON object with one group of jobs.
+/// Parses the output of fio: lines of its engine, then one JSON object with one group of jobs.
 pub(crate) fn parse(output: &str, op: Op) -> Result<Sample> {
     let wrong = |found: String| BenchError::program("fio", found);
     let start = output.find("\n{").map_or(0, |newline| newline + 1);
@@ -47,7 +47,7 @@ pub(crate) fn parse(output: &str, op: Op) -> Result<Sample> {
     })
 }
 
-/// A number that a program printed as a whole one.
+/// Converts a number that a program printed into a whole one.
 #[expect(
     clippy::cast_possible_truncation,
     clippy::cast_sign_loss,

@@ -23,7 +23,8 @@ pub(crate) struct BareCopy {
     commit: bool,
 }
 
-/// The geometry of a device whose writes are durable when they return, without other promises.
+/// Returns the geometry of a device whose writes are durable when they return, without other
+/// promises.
 pub(crate) fn geometry(block_bytes: u32, blocks: u64) -> Geometry {
     Geometry {
         block_bytes,
@@ -38,8 +39,8 @@ pub(crate) fn geometry(block_bytes: u32, blocks: u64) -> Geometry {
 }
 
 impl BareCopy {
-    /// All of `region` as blocks of `block_bytes` with a word each; `commit` adds word and second
-    /// fence.
+    /// Makes a device of all of `region`, as blocks of `block_bytes` with a word each; `commit`
+    /// adds the word and the second fence.
     pub(crate) fn new(region: Arc<Region>, block_bytes: u32, commit: bool) -> Self {
         let blocks = region.len_bytes() / (u64::from(block_bytes) + WORD_BYTES);
         Self { region, block_bytes, blocks, commit }

@@ -14,7 +14,7 @@ use crate::report::Report;
 /// The percentiles of a latency curve.
 const PERCENTILES: [&str; 5] = ["p50", "p99", "p99.9", "p99.99", "max"];
 
-/// The page of `report`.
+/// Renders the page of `report`.
 pub(crate) fn page(report: &Report) -> String {
     let title = "Tidegate benchmarks";
     let looks = looks(report);
@@ -34,7 +34,7 @@ pub(crate) fn page(report: &Report) -> String {
     page::page(title, &body)
 }
 
-/// The looks of all that the plots of `report` name.
+/// Assigns the looks of all names in the plots of `report`.
 fn looks(report: &Report) -> Looks {
     let labels: Vec<String> = report.series.iter().map(|series| label(&series.key)).collect();
     let policies = report.series.iter().map(|series| series.key.policy.as_str());
@@ -42,7 +42,8 @@ fn looks(report: &Report) -> Looks {
     Looks::new(names.chain(plots::TIMELINE_NAMES))
 }
 
-/// Series measured under the same conditions, in order, but those with figures of their own.
+/// Groups series measured under the same conditions, in order, except those with figures of their
+/// own.
 fn groups(series: &[Series]) -> Vec<Vec<&Series>> {
     let mut groups: Vec<Vec<&Series>> = Vec::new();
     for series in series.iter().filter(|series| !study::is_study(&series.key)) {

@@ -2,18 +2,18 @@
 //!
 //! Every comparison is made in one run, repetition by repetition in turns, by one harness:
 //!
-//! - [`workload`] and [`pattern`]: what is requested, from a seed, and how latencies are taken;
+//! - [`workload`] and [`pattern`]: the requests, from a seed, and their latencies;
 //! - [`block`]: devices in this process and DRAM tiers over them, against the floor of bare copies
-//!   and [`peers::libpmemblk`]; `plan` says which cells, [`tiers`] and [`timeline`] what is asked
-//!   of tiers besides latencies;
+//!   and [`peers::libpmemblk`]; `plan` lists the cells, [`tiers`] and [`timeline`] hold results of
+//!   tiers besides latencies;
 //! - [`nbd`]: servers over unix sockets, driven by fio and nbdcopy;
 //! - [`open`]: opening after a crash;
 //! - [`cache`]: the cache before slower devices;
 //! - [`log`]: the log in this process, and programs under `tidegate run`;
 //! - [`programs`]: databases and fio on a file system over NBD;
 //! - [`measure`], [`targets`], [`report`], [`table`], [`docs`], `publish`: medians, ratios,
-//!   verdicts, and where they go; `published` what the last release measured; `figures` and `plots`
-//!   are those of the papers;
+//!   verdicts, and their output; `published` has the results of the last release; `figures` and
+//!   `plots` are those of the papers;
 //! - [`look`], [`page`], [`chart`]: the static page and its plots, for the report of a replay too.
 //!
 //! Entry points: [`args::Command`] for `tidegate bench`, [`suite::SuiteArgs`] for `make bench`.

@@ -1,5 +1,5 @@
-//! How policies and schemes look in plots: one colour, one dash and one mark each, in all plots of
-//! a page. Lines can be told apart in black and white, and on light and dark pages.
+//! The looks of policies and schemes in plots: one colour, one dash and one mark each, in all plots
+//! of a page. Lines are distinct in black and white, and on light and dark pages.
 
 use std::fmt::Write as _;
 
@@ -18,7 +18,7 @@ const COLORS: [(&str, &str); 10] = [
 ];
 const DASHES: [&str; 6] = ["none", "7 3", "2 3", "10 3 2 3", "4 2", "12 4"];
 /// Paths around the origin: circle, square, triangle, diamond, cross, plus, ring, inverted
-/// triangle. Those of strokes have no inside.
+/// triangle. Marks of strokes have no inside.
 const MARKS: [&str; 8] = [
     "M-4 0a4 4 0 1 0 8 0a4 4 0 1 0-8 0z",
     "M-3.5-3.5h7v7h-7z",
@@ -31,7 +31,7 @@ const MARKS: [&str; 8] = [
 ];
 const RING: usize = 6;
 
-/// Names that look the same on every page, in the order of their looks.
+/// Names with fixed looks on every page, in the order of their looks.
 const KNOWN: [&str; 17] = [
     "dram",
     "sccm",
@@ -57,7 +57,7 @@ const KNOWN: [&str; 17] = [
 pub struct Look(usize);
 
 impl Look {
-    /// The class of the colour.
+    /// Returns the class of the colour.
     pub(crate) fn color_class(self) -> String {
         format!("c{}", self.0 % COLORS.len())
     }
@@ -70,21 +70,21 @@ impl Look {
         MARKS[self.0 % MARKS.len()]
     }
 
-    /// True for a mark whose inside shows the page.
+    /// Returns whether the mark's inside shows the page.
     pub(crate) fn is_hollow(self) -> bool {
         self.0 % MARKS.len() == RING
     }
 }
 
-/// The looks of all names of a page.
+/// The looks of all names on a page.
 #[derive(Debug, Clone, Default)]
 pub struct Looks {
-    /// Names that are not known, in the order in which they came.
+    /// Names other than the known ones, in order of appearance.
     others: Vec<String>,
 }
 
 impl Looks {
-    /// Looks for `names`: those that are known have their own on every page.
+    /// Makes the looks of `names`; known names have the same look on every page.
     pub fn new<'n>(names: impl IntoIterator<Item = &'n str>) -> Self {
         let mut looks = Self::default();
         for name in names {
@@ -95,7 +95,7 @@ impl Looks {
         looks
     }
 
-    /// The look of `name`.
+    /// Returns the look of `name`.
     pub fn of(&self, name: &str) -> Look {
         if let Some(known) = KNOWN.iter().position(|known| *known == name) {
             return Look(known);
@@ -105,16 +105,16 @@ impl Looks {
     }
 }
 
-/// Strokes of a square of 6 by 6: they leave stripes of the page in an area.
+/// Strokes in a square of 6 by 6: they leave stripes of the page in an area.
 const HATCHES: [&str; 5] = ["M-1 7l8-8", "M-1-1l8 8", "M0 3h6", "M3 0v6", "M3 3h.1"];
 
-/// The pattern that is drawn over the part `index` of a bar; none for the first one.
+/// Returns the pattern drawn over part `index` of a bar; `None` for the first part.
 pub(crate) fn hatch(index: usize) -> Option<String> {
     let hatch = index % (HATCHES.len() + 1);
     (hatch > 0).then(|| format!("url(#hatch{hatch})"))
 }
 
-/// The patterns of areas, for the page to have once.
+/// Returns the patterns of areas, which a page has once.
 pub(crate) fn patterns() -> String {
     let mut text = String::new();
     for (index, hatch) in HATCHES.iter().enumerate() {
@@ -127,7 +127,7 @@ pub(crate) fn patterns() -> String {
     text
 }
 
-/// The colours as style sheet, for one of the two kinds of page.
+/// Returns the colours as a style sheet, for a dark or a light page.
 pub(crate) fn colors(is_dark: bool) -> String {
     let mut text = String::new();
     for (index, (light, dark)) in COLORS.iter().enumerate() {

@@ -1,4 +1,4 @@
-//! What the numbers were measured on: they mean nothing without it.
+//! The machine of a measurement: without it the numbers mean nothing.
 
 use std::fmt;
 use std::path::Path;
@@ -20,7 +20,7 @@ pub struct Machine {
     pub cores: usize,
     /// Version of the kernel.
     pub kernel: String,
-    /// What stands for persistent memory.
+    /// The stand-in for persistent memory.
     pub medium: String,
     /// Durability domain of the pools measured in process.
     pub domain: &'static str,
@@ -37,7 +37,7 @@ pub struct Machine {
 }
 
 impl Machine {
-    /// This machine, for `repetitions` runs of `seconds` on pools in `dir`.
+    /// Describes this machine, for `repetitions` runs of `seconds` on pools in `dir`.
     pub fn of(dir: &Path, media: &MediaModel, seconds: f64, repetitions: u32) -> Self {
         let unknown = || "unknown".to_owned();
         Self {
@@ -80,7 +80,7 @@ fn first_word(path: &str) -> Option<String> {
     Some(std::fs::read_to_string(path).ok()?.split_whitespace().next()?.to_owned())
 }
 
-/// Whether `dir` is in a tmpfs.
+/// Returns whether `dir` is in a tmpfs.
 pub(crate) fn is_tmpfs(dir: &Path) -> bool {
     rustix::fs::statfs(dir).is_ok_and(|found| i128::from(found.f_type) == TMPFS_MAGIC)
 }

@@ -3,7 +3,7 @@
 //! Invariants:
 //! 1. Every number reported is the median over repetitions, except `max_ns`, which is the largest.
 //! 2. Ratios are taken pair by pair: repetition i of the subject against repetition i of the
-//!    baseline, which ran next to each other; the median of these ratios is reported with the
+//!    baseline, which ran next to each other. The median of these ratios is reported with the
 //!    smallest and the largest.
 
 use serde::{Deserialize, Serialize};
@@ -27,18 +27,18 @@ pub enum Op {
 }
 
 impl Op {
-    /// The name in rows and tables.
+    /// Returns the name in rows and tables.
     pub fn name(self) -> &'static str {
         self.into()
     }
 }
 
-/// What was measured.
+/// The identity of a measurement.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize)]
 pub struct Key {
     /// The policy; `peer:NAME` for a peer.
     pub policy: String,
-    /// What is special about this measurement, such as the access pattern.
+    /// The case, such as the access pattern.
     pub case: String,
     /// Kind of request.
     pub op: Op,
@@ -51,7 +51,7 @@ pub struct Key {
 }
 
 impl Key {
-    /// The key of requests of one thread, one at a time.
+    /// Makes the key of requests of one thread, one at a time.
     pub fn new(
         policy: impl Into<String>,
         case: impl Into<String>,
@@ -63,7 +63,7 @@ impl Key {
     }
 }
 
-/// What one run stored in persistent memory.
+/// The stores of one run to persistent memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Traffic {
     /// Bytes stored around the cache: blocks of data.
@@ -75,7 +75,7 @@ pub struct Traffic {
 }
 
 impl Traffic {
-    /// What has been stored in `region` so far.
+    /// Returns the stores to `region` so far.
     pub fn of(region: &Region) -> Self {
         let counters = region.counters();
         Self {
@@ -85,12 +85,12 @@ impl Traffic {
         }
     }
 
-    /// All bytes stored.
+    /// Returns all bytes stored.
     pub(crate) fn bytes(&self) -> u64 {
         self.data_bytes + self.metadata_bytes
     }
 
-    /// What was stored between `before` and this.
+    /// Returns the stores between `before` and this.
     #[must_use]
     pub fn since(self, before: Self) -> Self {
         Self {
@@ -101,7 +101,7 @@ impl Traffic {
     }
 }
 
-/// Result of one run; what programs of our own print as JSON.
+/// Result of one run; our own programs print it as JSON.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct Sample {
     /// Requests answered.
@@ -118,15 +118,15 @@ pub struct Sample {
     pub p999_ns: u64,
     /// 9999 of 10000.
     pub p9999_ns: u64,
-    /// The longest.
+    /// The longest latency.
     pub max_ns: u64,
-    /// What was stored; `None` where it cannot be seen, as for a peer.
+    /// The stores; `None` if they are not visible, as for a peer.
     #[serde(skip)]
     pub traffic: Option<Traffic>,
 }
 
 impl Sample {
-    /// The sample of `latencies` collected in `elapsed_s` seconds.
+    /// Makes the sample of `latencies` collected in `elapsed_s` seconds.
     pub fn new(latencies: &Latencies, elapsed_s: f64, traffic: Option<Traffic>) -> Self {
         Self {
             ops: latencies.len(),
@@ -141,7 +141,8 @@ impl Sample {
         }
     }
 
-    /// The samples of a run that stored `traffic`, one of each kind of request that it made.
+    /// Returns the samples of a run that stored `traffic`, one for each kind of request that it
+    /// made.
     pub(crate) fn of_kinds(
         outcome: &Outcome,
         traffic: Option<Traffic>,
@@ -153,7 +154,7 @@ impl Sample {
         made.map(move |(op, latencies)| (op, Self::new(latencies, elapsed_s, traffic)))
     }
 
-    /// The sample of a single operation that took `elapsed_s` seconds.
+    /// Makes the sample of a single operation that took `elapsed_s` seconds.
     pub fn single(elapsed_s: f64) -> Self {
         let ns = nanoseconds(std::time::Duration::from_secs_f64(elapsed_s));
         Self {
@@ -170,7 +171,7 @@ impl Sample {
     }
 }
 
-/// Throughput, to be compared.
+/// Returns the throughput, for comparisons.
 pub(crate) fn throughput(sample: &Sample) -> f64 {
     sample.ops_per_s
 }
@@ -178,7 +179,7 @@ pub(crate) fn throughput(sample: &Sample) -> f64 {
 /// The repetitions of one measurement.
 #[derive(Debug, Clone)]
 pub struct Series {
-    /// What was measured.
+    /// The identity of the measurement.
     pub key: Key,
     /// One for each repetition, in order; never empty.
     pub samples: Vec<Sample>,
@@ -187,7 +188,7 @@ pub struct Series {
 /// One line of `rows` in the JSON output. The names are a contract with scripts.
 #[derive(Debug, Clone, Serialize)]
 pub struct Row {
-    /// What was measured.
+    /// The identity of the measurement.
     #[serde(flatten)]
     pub key: Key,
     /// Median throughput.
@@ -202,13 +203,13 @@ pub struct Row {
     pub p999_ns: u64,
     /// Median of the 99.99th percentiles.
     pub p9999_ns: u64,
-    /// The longest of all.
+    /// The longest latency of all.
     pub max_ns: u64,
-    /// Bytes of data stored by a run (median); null where it cannot be seen.
+    /// Bytes of data stored by a run (median); null if they are not visible.
     pub pmem_data_bytes: Option<u64>,
-    /// Bytes of metadata stored by a run (median); null where it cannot be seen.
+    /// Bytes of metadata stored by a run (median); null if they are not visible.
     pub pmem_metadata_bytes: Option<u64>,
-    /// Fences of a run (median); null where they cannot be seen.
+    /// Fences of a run (median); null if they are not visible.
     pub fences: Option<u64>,
 }
 
@@ -224,7 +225,7 @@ pub struct Spread {
 }
 
 impl Spread {
-    /// The spread of `values`; `None` where there are none.
+    /// Returns the spread of `values`, or `None` if there are none.
     pub fn of(values: impl IntoIterator<Item = f64>) -> Option<Self> {
         let mut values: Vec<f64> = values.into_iter().collect();
         values.sort_by(f64::total_cmp);
@@ -237,20 +238,21 @@ impl Spread {
         Some(Self { median, min, max })
     }
 
-    /// The smallest and the largest, to so many digits.
+    /// Formats the smallest and the largest with `digits` digits.
     pub(crate) fn range(self, digits: usize) -> String {
         format!("{:.digits$}-{:.digits$}", self.min, self.max)
     }
 }
 
-/// The cells of a ratio: its median, and its smallest and largest; empty where there is none.
+/// Formats the cells of a ratio: its median, and its smallest and largest; empty if there is no
+/// ratio.
 pub(crate) fn ratio_cells(ratio: Option<Spread>) -> [String; 2] {
     let range = ratio.map_or(String::new(), |ratio| ratio.range(2));
     [number_cell(ratio.map(|ratio| ratio.median), 2), range]
 }
 
 impl Series {
-    /// Spread of `value` over the repetitions.
+    /// Returns the spread of `value` over the repetitions.
     ///
     /// # Panics
     /// Never: a series has a sample.
@@ -258,20 +260,20 @@ impl Series {
         Spread::of(self.samples.iter().map(value)).expect("a series has a sample")
     }
 
-    /// Median of the bytes requested in a second, in millions.
+    /// Returns the median of the bytes requested in a second, in millions.
     pub(crate) fn mb_per_s(&self) -> f64 {
         self.spread(|sample| sample.ops_per_s * self.key.block_bytes as f64 / 1e6).median
     }
 
-    /// Ratios of `value` to that of `baseline`, repetition by repetition; `None` where the baseline
-    /// is zero.
+    /// Returns the ratios of `value` to that of `baseline`, repetition by repetition, or `None` if
+    /// the baseline is zero.
     pub fn ratio(&self, baseline: &Self, value: impl Fn(&Sample) -> f64) -> Option<Spread> {
         let pairs = self.samples.iter().zip(&baseline.samples);
         let ratios = pairs.map(|(mine, theirs)| value(mine) / value(theirs));
         Spread::of(ratios).filter(|ratio| ratio.max.is_finite())
     }
 
-    /// The row of the JSON output.
+    /// Returns the row of the JSON output.
     pub fn row(&self) -> Row {
         let traffic = |value: fn(&Traffic) -> u64| {
             let seen = self.samples.iter().all(|sample| sample.traffic.is_some());
@@ -292,8 +294,8 @@ impl Series {
         }
     }
 
-    /// Median over the repetitions of `part` of the traffic for each request; `None` where it
-    /// cannot be seen.
+    /// Returns the median over the repetitions of `part` of the traffic for each request, or `None`
+    /// if the traffic is not visible.
     pub fn traffic_per_op(&self, part: impl Fn(&Traffic) -> u64) -> Option<f64> {
         let each =
             |sample: &Sample| Some(part(sample.traffic.as_ref()?) as f64 / sample.ops as f64);
@@ -308,7 +310,7 @@ impl Series {
     }
 }
 
-/// The first series of `policy` in `case` by so many threads, each with so many requests in flight.
+/// Finds the first series of `policy` in `case` with this number of threads and this I/O depth.
 pub(crate) fn find<'a>(
     series: &'a [Series],
     policy: &str,
@@ -323,7 +325,7 @@ pub(crate) fn find<'a>(
     })
 }
 
-/// The series of `policy` whose key is otherwise `key`.
+/// Finds the series of `policy` whose key is otherwise `key`.
 pub(crate) fn of_policy<'a>(series: &'a [Series], policy: &str, key: &Key) -> Option<&'a Series> {
     let wanted = Key { policy: policy.to_owned(), ..key.clone() };
     series.iter().find(|series| series.key == wanted)
@@ -364,18 +366,18 @@ impl Collector {
         }
     }
 
-    /// All series.
+    /// Returns all series.
     pub fn into_series(self) -> Vec<Series> {
         self.series
     }
 }
 
-/// A number that is no latency, with what it was in each repetition.
+/// An amount other than a latency, with its value in each repetition.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Amount {
-    /// What was measured.
+    /// The name of the amount.
     pub measure: String,
-    /// Of what.
+    /// The policy.
     pub policy: String,
     /// Its unit.
     pub unit: &'static str,
@@ -400,13 +402,13 @@ impl Amounts {
         }
     }
 
-    /// The spread of `measure` of `policy`, where it was measured.
+    /// Returns the spread of `measure` of `policy`, if it was measured.
     pub fn find(&self, measure: &str, policy: &str) -> Option<Spread> {
         let same = |amount: &&Amount| amount.measure == measure && amount.policy == policy;
         Spread::of(self.0.iter().find(same)?.values.iter().copied())
     }
 
-    /// A table of all.
+    /// Makes a table of all amounts.
     pub fn table(&self, name: &'static str, title: &str) -> Table {
         let rows = self.0.iter().filter_map(|Amount { measure, policy, unit, values }| {
             let spread = Spread::of(values.iter().copied())?;

@@ -1,10 +1,10 @@
 //! NBD servers over unix sockets, side by side: `bench nbd`.
 //!
 //! Invariants:
-//! 1. All servers run during the whole measurement, idle unless it is their turn; each is filled
-//!    once by nbdcopy with random bytes before the first run that counts.
-//! 2. Servers take turns: repetition by repetition each is measured once under the same conditions.
-//! 3. Every server ends with this process, however that ends.
+//! 1. All servers run during the whole measurement, idle outside their turns. nbdcopy fills each
+//!    once with random bytes before the first run that counts.
+//! 2. Servers take turns: each is measured once in a repetition, under the same conditions.
+//! 3. Every server ends with this process, however the process ends.
 
 use std::ffi::{OsStr, OsString};
 use std::path::{Path, PathBuf};
@@ -112,13 +112,13 @@ struct Server {
     _process: Child,
 }
 
-/// Time that [`measure`] should take.
+/// Returns the planned time of [`measure`].
 pub fn planned(args: &NbdArgs) -> Duration {
     let servers = u32::try_from(args.policies.len()).unwrap_or(u32::MAX);
     planned_hits(args) + copy_cost(args) * 2 * args.common.repetitions * servers
 }
 
-/// Time that [`measure`] should take without copies.
+/// Returns the planned time of [`measure`] without copies.
 pub(crate) fn planned_hits(args: &NbdArgs) -> Duration {
     let servers = u32::try_from(args.policies.len()).unwrap_or(u32::MAX);
     let runs = u32::try_from(groups(args).len()).unwrap_or(u32::MAX);
@@ -134,11 +134,11 @@ fn copy_cost(args: &NbdArgs) -> Duration {
     Duration::from_nanos(args.common.size)
 }
 
-/// Measures all servers and combinations that `args` name: copies where they are wanted, then
-/// random requests.
+/// Measures all servers and combinations that `args` name: copies if `copies`, then random
+/// requests.
 ///
 /// # Errors
-/// [`BenchError::Missing`] where a program is not installed, and what the programs report.
+/// [`BenchError::Missing`] if a program is not installed, and errors that the programs report.
 pub fn measure(args: &NbdArgs, progress: &mut Progress, copies: bool) -> Result<Vec<Series>> {
     args.common.check()?;
     find_programs(args)?;
@@ -157,8 +157,8 @@ pub fn measure(args: &NbdArgs, progress: &mut Progress, copies: bool) -> Result<
     Ok(bench.collector.into_series())
 }
 
-/// Whether all programs are there that [`measure`] will need: better known before other
-/// measurements run for minutes.
+/// Checks that all programs for [`measure`] are installed, before other measurements run for
+/// minutes.
 ///
 /// # Errors
 /// [`BenchError::Missing`], or [`BenchError::Program`] for our own server.
@@ -177,7 +177,7 @@ pub fn find_programs(args: &NbdArgs) -> Result<()> {
     Ok(())
 }
 
-/// What fio does to each server in turn, as keys without a policy.
+/// Returns the workloads of fio for each server, as keys without a policy.
 fn groups(args: &NbdArgs) -> Vec<Key> {
     let mut groups = Vec::new();
     for op in [Op::Write, Op::Read] {
@@ -199,7 +199,7 @@ struct Bench<'a> {
 }
 
 impl Bench<'_> {
-    /// nbdcopy in and out, repetition by repetition.
+    /// Measures nbdcopy in and out, repetition by repetition.
     fn copies(&mut self, servers: &[Server]) -> Result<()> {
         let cost = copy_cost(self.args);
         for repetition in 1..=self.args.common.repetitions {
@@ -216,7 +216,7 @@ impl Bench<'_> {
         Ok(())
     }
 
-    /// nbdcopy in, once, which does not count.
+    /// Fills the servers by nbdcopy once, without counting it.
     fn fill(&mut self, servers: &[Server]) -> Result<()> {
         for server in servers {
             self.progress.step(&format!("{}: fill", server.policy.name()), copy_cost(self.args));
@@ -283,7 +283,7 @@ impl Bench<'_> {
                 let more = format!(" --backing null:{size} --mode wb");
                 self.start_tidegate(&pool, &socket, &more)?
             }
-            // Written back all the time, to where that costs nothing.
+            // The cleaner runs all the time, to a device that costs nothing.
             Policy::Log => {
                 let mut create = Command::new(this_server()?);
                 create.args(["create", "--engine", "log", "--size", &size.to_string()]).arg(&pool);
@@ -313,12 +313,12 @@ impl Bench<'_> {
         Ok(child)
     }
 
-    /// The path of a file of the server `name`.
+    /// Returns the path of a file of the server `name`.
     fn path(&self, name: &str, extension: &str) -> PathBuf {
         self.dir.path().join(format!("{name}.{extension}"))
     }
 
-    /// An empty file of the device's size.
+    /// Creates an empty file of the device's size.
     fn image(&self, name: &str) -> Result<PathBuf> {
         let path = self.path(name, "img");
         let file = std::fs::File::create(&path).map_err(BenchError::os("create", &path))?;
@@ -343,7 +343,7 @@ fn start_peer<W: AsRef<OsStr>>(
     Ok(child)
 }
 
-/// The command that serves a pool, with the options `more` for its engine.
+/// Returns the command that serves a pool, with the options `more` for its engine.
 fn server_command(
     args: &NbdArgs,
     pool: &Path,
@@ -359,7 +359,7 @@ fn server_command(
     Ok((program, words(&args, pool, socket).collect()))
 }
 
-/// The `tidegate` beside this program.
+/// Returns the path of the `tidegate` beside this program.
 pub(crate) fn this_server() -> Result<PathBuf> {
     let program = this_program()?.with_file_name("tidegate");
     if !program.is_file() {
@@ -369,8 +369,8 @@ pub(crate) fn this_server() -> Result<PathBuf> {
     Ok(program)
 }
 
-/// The words of a command with `{pool}` and `{socket}` in it, split at spaces before they are
-/// filled in.
+/// Returns the words of a command with `{pool}` and `{socket}` in it, split at spaces before the
+/// paths are filled in.
 fn words<'a>(
     template: &'a str,
     pool: &Path,
@@ -381,7 +381,7 @@ fn words<'a>(
     template.split_whitespace().map(fill)
 }
 
-/// The program and arguments of a `--server` command.
+/// Parses a `--server` command into its program and arguments.
 fn fill_in(template: &str, pool: &Path, socket: &Path) -> Result<(PathBuf, Vec<String>)> {
     let mut words = words(template, pool, socket);
     let program =

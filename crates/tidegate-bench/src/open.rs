@@ -1,8 +1,8 @@
 //! Opening a pool after a crash: time and memory.
 //!
 //! Each repetition is a real crash: a program of our own writes at random offsets until it is
-//! killed with SIGKILL, then another opens the pool and reports how long that took and its peak
-//! memory (`VmHWM`, which counts the pages of the pool that it touched).
+//! killed with SIGKILL. Then another program opens the pool and reports the time and its peak
+//! memory (`VmHWM`, which counts the touched pages of the pool).
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -32,15 +32,15 @@ use crate::progress::Progress;
 pub(crate) const CASE: &str = "open-after-crash";
 /// Size of a page of a cache.
 const PAGE_BYTES: u32 = 4096;
-/// By how much the filling of a pool may take longer than planned: other programs have the CPUs, or
-/// the memory was never touched.
+/// Factor by which the filling of a pool may exceed the plan: other programs use the CPUs, or the
+/// memory was never touched.
 const FILL_SLOWEST: u32 = 20;
-/// Blocks that are written at once where a pool is filled.
+/// Blocks written at once to fill a pool.
 const FILL_BLOCKS: usize = 64;
-/// What each byte of a written block is.
+/// The value of each byte of a written block.
 const WRITTEN: u8 = 0x5a;
 
-/// What cannot be said in a row.
+/// Results of openings besides their rows.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Opening {
     /// Largest peak memory of the opening programs in bytes.
@@ -82,7 +82,7 @@ pub struct OpenArgs {
 }
 
 impl OpenArgs {
-    /// Time that [`measure`](Self::measure) should take.
+    /// Returns the planned time of [`measure`](Self::measure).
     pub fn planned(&self) -> Duration {
         self.step_cost() * self.repetitions + self.fill_cost()
     }
@@ -94,7 +94,7 @@ impl OpenArgs {
         }
     }
 
-    /// What the measurement runs on.
+    /// Describes the machine of the measurement.
     pub(crate) fn machine(&self) -> Machine {
         Machine::of(&self.dir, &MediaModel::default(), 0.0, self.repetitions)
     }
@@ -106,7 +106,7 @@ impl OpenArgs {
     /// Crashes and opens. The running program must know [`ChildCommand`].
     ///
     /// # Errors
-    /// [`BenchError::Usage`], and what making, writing or opening the pool reports.
+    /// [`BenchError::Usage`], and errors of making, writing or opening the pool.
     pub fn measure(&self, progress: &mut Progress) -> Result<(Series, Opening)> {
         require(self.repetitions > 0, "--repetitions 0: expected at least 1")?;
         let dir = scratch(&self.dir)?;
@@ -139,8 +139,8 @@ impl OpenArgs {
     }
 }
 
-/// Opens the pool in a program of its own: the nanoseconds that it takes, the peak memory of the
-/// program in bytes, and the nanoseconds until the first hit.
+/// Opens the pool in a program of its own. Returns the nanoseconds of the opening, the peak memory
+/// of the program in bytes, and the nanoseconds until the first hit.
 fn open_in_child(engine: Engine, pool: &Path) -> Result<[u64; 3]> {
     let args = ["open-child".to_owned(), name_of(engine), pool.display().to_string()];
     let program = this_program()?;
@@ -178,10 +178,10 @@ pub enum ChildCommand {
 }
 
 impl ChildCommand {
-    /// Plays the part.
+    /// Runs the child's part.
     ///
     /// # Errors
-    /// What the pool reports.
+    /// Errors of the pool.
     pub fn run(&self) -> Result<()> {
         match self {
             Self::WriteChild { engine, pool, writes, seed } => {
@@ -203,7 +203,7 @@ impl Engine {
         match self {
             Self::Btt => Ok(Box::new(Btt::open(region).map_err(self.failed())?)),
             Self::Cache => {
-                // The device behind is as large as the pool: slots are a little fewer.
+                // The device behind is as large as the pool, which has slightly fewer slots.
                 let pages = region.len_bytes() / u64::from(PAGE_BYTES);
                 let backing = NullDevice::new(PAGE_BYTES, pages).map_err(self.failed())?;
                 let binding = Binding { identity: 1, name: "null".to_owned(), pages };
@@ -258,8 +258,7 @@ fn open_and_tell(engine: Engine, pool: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Reads blocks in order until one has what was written: what the pool does not have reads as
-/// zeroes.
+/// Reads blocks in order until the first written one: blocks that the pool lacks read as zeroes.
 fn read_until_hit(device: &dyn BlockDevice) -> std::result::Result<(), DeviceError> {
     let geometry = device.geometry();
     let mut block = vec![0; geometry.block_bytes as usize];
@@ -272,7 +271,7 @@ fn read_until_hit(device: &dyn BlockDevice) -> std::result::Result<(), DeviceErr
     Ok(())
 }
 
-/// `VmHWM` of this process.
+/// Returns `VmHWM` of this process.
 fn peak_memory_bytes() -> Result<u64> {
     let path = "/proc/self/status";
     let status = std::fs::read_to_string(path).map_err(BenchError::os("read", path))?;

@@ -21,7 +21,7 @@ pub struct OutputArgs {
 }
 
 impl OutputArgs {
-    /// Finds out before anything is measured that a file to be updated is not there.
+    /// Checks before a measurement that all files to update are there.
     ///
     /// # Errors
     /// [`BenchError::Os`].
@@ -45,7 +45,7 @@ impl OutputArgs {
     }
 }
 
-/// The text of the file `path`.
+/// Returns the text of the file `path`.
 pub(crate) fn read(path: &Path) -> Result<String> {
     std::fs::read_to_string(path).map_err(BenchError::os("read", path))
 }

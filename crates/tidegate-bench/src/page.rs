@@ -1,4 +1,4 @@
-//! The frame of a static page: one file, nothing from elsewhere, light and dark, for a desk and a
+//! The frame of a static page: one file without external parts, light and dark, for desktop and
 //! phone.
 
 use maud::{DOCTYPE, Markup, PreEscaped, html};
@@ -39,7 +39,7 @@ font-size:13px}.legend li{display:flex;align-items:center;gap:.4em}\
 @media(max-width:500px){svg text{font-size:14px}}\
 @media print{body{max-width:none}figure,tr{break-inside:avoid}}";
 
-/// The page with `body` as all of its text.
+/// Renders a page with `body` as all of its text.
 pub fn page(title: &str, body: &Markup) -> String {
     let dark = format!("@media(prefers-color-scheme:dark){{{}}}", colors(true));
     let style = [STYLE, &colors(false), &dark].concat();

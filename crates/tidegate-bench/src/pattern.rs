@@ -1,4 +1,4 @@
-//! Which block comes next: uniform, Zipf and sequential patterns from a seed.
+//! The choice of the next block: uniform, Zipf and sequential patterns from a seed.
 //!
 //! Invariant: the sequence of blocks is a function of pattern, seed and thread alone, on every
 //! machine.
@@ -6,7 +6,7 @@
 use std::fmt;
 use std::str::FromStr;
 
-/// How blocks of the working set are chosen.
+/// The choice of blocks in the working set.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Pattern {
     /// Every block equally often, in random order.
@@ -16,12 +16,12 @@ pub enum Pattern {
         /// The exponent, above 0.
         theta: f64,
     },
-    /// One after the other, each thread in its own part of the working set, around and around.
+    /// One after the other, each thread in its own part of the working set, cyclically.
     Sequential,
     /// Every block once before any comes again, in scattered order; each thread begins in its own
     /// part of that order.
     Scattered {
-        /// Blocks of that order to pass over.
+        /// Number of blocks in that order to skip.
         skipped: u64,
     },
 }
@@ -54,22 +54,22 @@ impl fmt::Display for Pattern {
     }
 }
 
-/// A small random number generator: `SplitMix64` (Steele, Lea, Flood, OOPSLA 2014), one
-/// multiplication chain a number.
+/// A small random number generator: `SplitMix64` (Steele, Lea, Flood, OOPSLA 2014), with one
+/// multiplication chain for each number.
 #[derive(Debug, Clone)]
 pub struct Rng {
     state: u64,
 }
 
 impl Rng {
-    /// The generator of `stream` (such as a thread) under `seed`.
+    /// Makes the generator of `stream` (such as a thread) under `seed`.
     pub fn new(seed: u64, stream: u64) -> Self {
         let mut rng = Self { state: seed ^ stream.wrapping_mul(0xd134_2543_de82_ef95) };
         rng.state = rng.next_u64();
         rng
     }
 
-    /// The next 64 random bits.
+    /// Returns the next 64 random bits.
     pub fn next_u64(&mut self) -> u64 {
         self.state = self.state.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mixed = (self.state ^ (self.state >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -77,13 +77,13 @@ impl Rng {
         mixed ^ (mixed >> 31)
     }
 
-    /// A number below `bound`; the bias is below `bound` / 2^64.
+    /// Returns a number below `bound`; the bias is below `bound` / 2^64.
     pub fn below(&mut self, bound: u64) -> u64 {
         let product = u128::from(self.next_u64()) * u128::from(bound);
         u64::try_from(product >> 64).unwrap_or(0)
     }
 
-    /// A number in [0, 1).
+    /// Returns a number in [0, 1).
     fn unit(&mut self) -> f64 {
         (self.next_u64() >> 11) as f64 / (1u64 << 53) as f64
     }
@@ -106,7 +106,7 @@ enum Kind {
 }
 
 impl Picker {
-    /// The picker of thread `thread` of `threads` over `blocks` blocks (at least 1).
+    /// Makes the picker of thread `thread` of `threads` over `blocks` blocks (at least 1).
     pub fn new(pattern: Pattern, blocks: u64, seed: u64, thread: u64, threads: u64) -> Self {
         let kind = match pattern {
             Pattern::Uniform => Kind::Uniform,
@@ -122,7 +122,7 @@ impl Picker {
         Self { rng: Rng::new(seed, thread), blocks, kind }
     }
 
-    /// The next block: a number below the number of blocks.
+    /// Returns the next block: a number below the number of blocks.
     pub fn next_block(&mut self) -> u64 {
         match &mut self.kind {
             Kind::Uniform => self.rng.below(self.blocks),
@@ -141,7 +141,7 @@ impl Picker {
         }
     }
 
-    /// True in `percent` of 100 calls.
+    /// Returns true in `percent` of 100 calls.
     pub fn chance(&mut self, percent: u8) -> bool {
         match percent {
             0 => false,
@@ -151,19 +151,19 @@ impl Picker {
     }
 }
 
-/// The sum of two numbers below `bound`, modulo `bound`, at any size.
+/// Adds two numbers below `bound`, modulo `bound`, without overflow.
 fn sum_below(one: u64, other: u64, bound: u64) -> u64 {
     one.checked_sub(bound - other).unwrap_or_else(|| one + other)
 }
 
-/// The block of `rank`, below `blocks`, in the order that `stride` makes.
+/// Returns the block of `rank`, below `blocks`, in the order that `stride` makes.
 fn scattered(rank: u64, stride: u64, blocks: u64) -> u64 {
     let block = u128::from(rank) * u128::from(stride) % u128::from(blocks);
     u64::try_from(block).unwrap_or(0)
 }
 
-/// A stride near the golden section of `blocks` that shares no factor with it: multiplying by it
-/// permutes the blocks.
+/// Returns a stride near the golden section of `blocks` that shares no factor with `blocks`:
+/// multiplying by the stride permutes the blocks.
 fn scatter_stride(blocks: u64) -> u64 {
     let golden = blocks / 1000 * 618 + blocks % 1000 * 618 / 1000;
     (golden.max(1)..=blocks).find(|&stride| gcd(stride, blocks) == 1).unwrap_or(1)
@@ -193,7 +193,7 @@ impl Zipf {
         zipf
     }
 
-    /// A rank from 1 to `ranks`.
+    /// Returns a rank from 1 to `ranks`.
     fn sample(&self, rng: &mut Rng) -> u64 {
         loop {
             let area = self.area_all + rng.unit() * (self.area_first - self.area_all);
@@ -211,12 +211,12 @@ impl Zipf {
         }
     }
 
-    /// x^-theta.
+    /// Returns x^-theta.
     fn density(&self, x: f64) -> f64 {
         (-self.theta * x.ln()).exp()
     }
 
-    /// The integral of the density from 1 to x, exact at theta = 1 too.
+    /// Returns the integral of the density from 1 to x, exact at theta = 1 too.
     fn area(&self, x: f64) -> f64 {
         let log = x.ln();
         let t = (1.0 - self.theta) * log;

@@ -1,4 +1,4 @@
-//! What `bench block` measures: cells, each a workload that the policies run in turn.
+//! The plan of `bench block`: cells, each a workload that the policies run in turn.
 //!
 //! Two plans: every combination of the options ([`by_options`]), and the plots of the Caiti paper
 //! with the cells that the targets of the DRAM tier need ([`paper`]).
@@ -13,26 +13,26 @@ use crate::workload::{Bursts, Stop, Workload};
 /// One combination of parameters.
 #[derive(Debug, Clone)]
 pub(crate) struct Cell {
-    /// What its rows are called.
+    /// The case of the cell's rows.
     pub(crate) case: String,
     pub(crate) workload: Workload,
     /// Size of the DRAM tier of the policies that have one.
     pub(crate) cache_bytes: u64,
-    /// The run starts with a cache that is full already.
+    /// Whether the run starts with a full cache.
     pub(crate) overrun: bool,
-    /// Its breakdown is shown, not only written.
+    /// Whether the breakdown is in the tables, not only in the JSON.
     pub(crate) breakdown: bool,
-    /// Which policies run it.
+    /// The policies that run the cell.
     pub(crate) wanted: Wanted,
 }
 
-/// Which policies run a cell.
+/// The policies that run a cell.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Wanted {
     All,
-    /// Those with a DRAM tier.
+    /// Policies with a DRAM tier.
     Tiers,
-    /// The two whose every cell has a target.
+    /// The two policies that have a target in every cell.
     TransitAndBtt,
 }
 
@@ -50,12 +50,12 @@ impl Wanted {
 /// plot is small.
 const TICK: Duration = Duration::from_micros(500);
 
-/// What is to be measured, in order.
+/// Returns the cells to measure, in order.
 pub(crate) fn cells(args: &BlockArgs) -> Vec<Cell> {
     if args.is_paper() { paper(args) } else { by_options(args) }
 }
 
-/// `args` with a working set that is at least twice the largest cache.
+/// Returns `args` with a working set of at least twice the largest cache.
 pub(crate) fn with_working_set(args: &BlockArgs) -> BlockArgs {
     let mut args = args.clone();
     if args.policies.iter().any(|policy| policy.has_tier()) {
@@ -65,7 +65,7 @@ pub(crate) fn with_working_set(args: &BlockArgs) -> BlockArgs {
     args
 }
 
-/// Every combination of the options, reads after writes as they were asked for.
+/// Returns every combination of the options; reads and writes come in the order of the options.
 fn by_options(args: &BlockArgs) -> Vec<Cell> {
     let mut cells = Vec::new();
     for cache_bytes in or_default(&args.cache, &[64 << 20]) {
@@ -105,15 +105,14 @@ fn option_cell(args: &BlockArgs, cache_bytes: u64) -> Cell {
     Cell { case, workload, cache_bytes, overrun, breakdown, wanted }
 }
 
-/// Cache sizes of the paper's plan, small to large; the first of [`MATRIX_CACHES`] is the one of
-/// all other cells.
+/// Cache sizes of the paper's plan, small to large; all other cells use the first of
+/// [`MATRIX_CACHES`].
 pub(crate) const CACHES: [u64; 5] = [16 << 20, 64 << 20, 128 << 20, 256 << 20, 512 << 20];
-/// Caches, threads and depths of which every combination has a target.
+/// Caches, threads and depths; every combination has a target.
 pub(crate) const MATRIX_CACHES: [u64; 2] = [64 << 20, 512 << 20];
 pub(crate) const MATRIX_THREADS: [usize; 3] = [1, 2, 4];
 pub(crate) const MATRIX_DEPTHS: [u32; 3] = [1, 32, 128];
-/// Depths of the paper's figures 5a and 5d, as far as they tell something about synchronous
-/// devices.
+/// Depths of the paper's figures 5a and 5d that matter for synchronous devices.
 pub(crate) const DEPTHS: [u32; 4] = [1, 32, 128, 512];
 /// Depth of the figures that do not vary it.
 pub(crate) const DEPTH: u32 = 32;
@@ -122,17 +121,17 @@ pub(crate) const FLUSH_BYTES: [u64; 5] = [512 << 10, 4 << 20, 16 << 20, 64 << 20
 /// Duty cycles of the cells with a flush after 64 MiB.
 pub(crate) const DUTIES: [u8; 2] = [20, 50];
 
-/// Case of sustained random writes that overrun a cache of `bytes`.
+/// Returns the case of sustained random writes that overrun a cache of `bytes`.
 pub(crate) fn overrun_case(bytes: u64) -> String {
     format!("overrun-{}", size_name(bytes))
 }
 
-/// Case of a flush after each `bytes` of writes.
+/// Returns the case of a flush after each `bytes` of writes.
 pub(crate) fn flush_case(bytes: u64) -> String {
     format!("fsync-{}", size_name(bytes))
 }
 
-/// Case of a flush after each 64 MiB of writes that come in small bursts.
+/// Returns the case of a flush after each 64 MiB of writes that come in small bursts.
 pub(crate) fn duty_case(duty_pct: u8) -> String {
     format!("fsync-64M-duty-{duty_pct}")
 }
@@ -144,8 +143,8 @@ pub(crate) const READ_CASE: &str = "read-miss";
 /// Case of the figure over time.
 pub(crate) const TIMELINE_CASE: &str = "timeline-64M";
 
-/// The cells of the paper's plots and of the targets. Cells of one cache size stand together: tiers
-/// stay open between them.
+/// Returns the cells of the paper's plots and of the targets. Cells of one cache size stand
+/// together: tiers stay open between them.
 fn paper(args: &BlockArgs) -> Vec<Cell> {
     let mut cells = Vec::new();
     for cache_bytes in CACHES {
@@ -161,7 +160,7 @@ fn paper(args: &BlockArgs) -> Vec<Cell> {
     cells
 }
 
-/// A cell of the paper: uniformly random writes, changed by `change`.
+/// Makes a cell of the paper: uniformly random writes, changed by `change`.
 fn paper_cell(
     args: &BlockArgs,
     case: String,
@@ -187,7 +186,7 @@ fn overruns(args: &BlockArgs, cache_bytes: u64) -> Vec<Cell> {
     cells
 }
 
-/// The policies that run the overrun of a cache by so many threads at such a depth.
+/// Returns the policies that run the overrun of a cache with this number of threads and this depth.
 fn wanted(cache_bytes: u64, threads: usize, iodepth: u32) -> Option<Wanted> {
     let main = cache_bytes == MATRIX_CACHES[0];
     match (threads, iodepth) {
@@ -208,7 +207,7 @@ fn timeline(args: &BlockArgs) -> Cell {
     Cell { overrun: true, ..cell }
 }
 
-/// Bursts of a quarter of the cache, with rests four times as long.
+/// Makes the cell of bursts of a quarter of the cache, with rests four times as long.
 fn bursts(args: &BlockArgs) -> Cell {
     let requests = (16 << 20) / u64::from(args.block_size);
     let bursts = Some(Bursts { requests, duty_pct: 20 });
@@ -238,7 +237,7 @@ fn duty(args: &BlockArgs, duty_pct: u8) -> Cell {
     Cell { breakdown: true, ..paper_cell(args, duty_case(duty_pct), MATRIX_CACHES[1], change) }
 }
 
-/// A size in its largest whole unit.
+/// Formats a size in its largest whole unit.
 pub(crate) fn size_name(bytes: u64) -> String {
     let units = [(30, "G"), (20, "M"), (10, "K")];
     let unit = units.into_iter().find(|(shift, _)| bytes > 0 && bytes.trailing_zeros() >= *shift);

@@ -13,7 +13,7 @@ use crate::timeline::TimelineRow;
 /// The lines of a plot over time.
 pub(crate) const TIMELINE_NAMES: [&str; 2] = ["slowest", "mean"];
 
-/// All plots of `report` that have data.
+/// Draws all plots of `report` that have data.
 pub(crate) fn paper(report: &Report, looks: &Looks) -> Markup {
     let breakdowns: Vec<&Breakdown> =
         report.tiers.breakdowns.iter().filter(|breakdown| breakdown.shown).collect();
@@ -30,7 +30,7 @@ pub(crate) fn paper(report: &Report, looks: &Looks) -> Markup {
     }
 }
 
-/// A plot of each of `figures` that has data.
+/// Draws a plot of each of `figures` that has data.
 pub(crate) fn of_figures(figures: &[Figure], report: &Report, looks: &Looks) -> Markup {
     let plot = |figure: &Figure| {
         let (title, lines) = figure.plotted(&report.series);
@@ -39,7 +39,7 @@ pub(crate) fn of_figures(figures: &[Figure], report: &Report, looks: &Looks) -> 
     chart::figures(&figures.iter().filter_map(plot).collect::<Vec<_>>(), looks)
 }
 
-/// A figure: a line for each policy, each with a place of its own for every column.
+/// Draws a figure: a line for each policy, with a position for every column.
 fn curves(title: String, figure: &Figure, lines: &[Numbers]) -> Lines {
     let line = |numbers: &Numbers| {
         let median = |spread: &Option<Spread>| spread.map(|spread| spread.median);
@@ -57,7 +57,7 @@ fn curves(title: String, figure: &Figure, lines: &[Numbers]) -> Lines {
     }
 }
 
-/// The unit of a figure's numbers: what its title has behind the comma.
+/// Returns the unit of a figure's numbers: the part of its title behind the comma.
 fn unit(figure: &Figure) -> &'static str {
     if figure.style == Style::Ratios {
         return "ratio to btt";
@@ -66,7 +66,7 @@ fn unit(figure: &Figure) -> &'static str {
     unit.split(" (").next().unwrap_or(unit)
 }
 
-/// Figure 6a: the mean time of a write, by phase, a bar for each policy.
+/// Draws figure 6a: the mean time of a write, by phase, a bar for each policy.
 fn stacks(group: &[&Breakdown]) -> Bars {
     let bar = |breakdown: &&Breakdown| Bar {
         name: breakdown.place.policy.clone(),
@@ -82,7 +82,7 @@ fn stacks(group: &[&Breakdown]) -> Bars {
     }
 }
 
-/// The slowest write and the mean of each tick; ticks without writes have none.
+/// Draws the slowest write and the mean of each tick; ticks without writes are left out.
 fn timeline(row: &TimelineRow) -> Lines {
     let tick_ms = row.tick_ns as f64 / 1e6;
     let [slowest, mean] = TIMELINE_NAMES;

@@ -1,11 +1,11 @@
-//! What `bench block` compares: engines, DRAM tiers over one of them, and a peer.
+//! The policies that `bench block` compares: engines, DRAM tiers over one of them, and a peer.
 
 use std::str::FromStr;
 
 use clap::ValueEnum;
 use tidegate::dram;
 
-/// What is measured.
+/// A device under test.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Policy {
     /// The bare memory: blocks may tear.
@@ -21,7 +21,7 @@ pub enum Policy {
 }
 
 impl Policy {
-    /// All that can be compared, in the order of tables and messages.
+    /// Returns all policies, in the order of tables and messages.
     pub(crate) fn all() -> Vec<Self> {
         let tiers = dram::Policy::ALL.iter().filter(|policy| **policy != dram::Policy::None);
         let tiers = tiers.map(|policy| Self::Tier(*policy));
@@ -29,7 +29,7 @@ impl Policy {
         engines.chain(tiers).chain([Self::Copy, Self::Libpmemblk]).collect()
     }
 
-    /// The name on the command line and in rows.
+    /// Returns the name on the command line and in rows.
     pub fn name(self) -> &'static str {
         match self {
             Self::Raw => "raw",
@@ -40,7 +40,7 @@ impl Policy {
         }
     }
 
-    /// It has a DRAM tier.
+    /// Returns whether the policy has a DRAM tier.
     pub fn has_tier(self) -> bool {
         matches!(self, Self::Tier(_))
     }
@@ -71,7 +71,7 @@ pub(crate) fn by_name<T: Copy>(
     })
 }
 
-/// The name of a value on the command line.
+/// Returns the name of a value on the command line.
 pub(crate) fn name_of<V: ValueEnum + Copy>(value: V) -> String {
     value.to_possible_value().map_or(String::new(), |value| value.get_name().to_owned())
 }

@@ -1,5 +1,5 @@
-//! The frame of a program: its command line is parsed, its errors are one line on standard error,
-//! and the exit status tells: 0 done, 1 failed, 2 wrong usage.
+//! The frame of a program: it parses the command line, prints errors in one line on standard error,
+//! and sets the exit status: 0 done, 1 failed, 2 wrong usage.
 
 use std::process::ExitCode;
 
@@ -8,21 +8,21 @@ use clap::Parser;
 const FAILED: u8 = 1;
 const WRONG_USAGE: u8 = 2;
 
-/// Why a program gave up.
+/// The reason why a program failed.
 #[derive(Debug)]
 pub struct Failure {
     /// The error, in words.
     pub message: String,
-    /// The command line was wrong.
+    /// Whether the command line was wrong.
     pub is_usage: bool,
 }
 
-/// Parses the command line and does what it asks for; errors begin with `name`.
+/// Parses the command line and acts; errors begin with `name`.
 pub fn run<C: Parser>(name: &str, act: impl FnOnce(C) -> Result<ExitCode, Failure>) -> ExitCode {
     match C::try_parse() {
         Ok(cli) => act(cli).unwrap_or_else(|failure| fail(name, &failure)),
         Err(error) if !error.use_stderr() => {
-            // Help or version, asked for: a closed pipe is no failure.
+            // The user asked for help or version: a closed pipe is no failure.
             let _ = error.print();
             ExitCode::SUCCESS
         }
@@ -40,7 +40,7 @@ fn fail(name: &str, failure: &Failure) -> ExitCode {
     ExitCode::from(if failure.is_usage { WRONG_USAGE } else { FAILED })
 }
 
-/// The parser's message without its usage block.
+/// Returns the parser's message without its usage block.
 fn first_part(error: &clap::Error) -> String {
     let text = error.render().to_string();
     let message = text.split("\n\nUsage:").next().unwrap_or(&text);

@@ -1,4 +1,4 @@
-//! Tells on standard error what runs now and how long the rest takes.
+//! Reports on standard error the current step and the remaining time.
 
 use std::io::{IsTerminal, Write};
 use std::time::{Duration, Instant};
@@ -14,14 +14,14 @@ pub struct Progress {
 }
 
 impl Progress {
-    /// The start of a plan that should take `planned`.
+    /// Starts a plan that should take `planned`.
     pub fn new(planned: Duration) -> Self {
         let terminal = std::io::stderr().is_terminal();
         let [done, current] = [Duration::ZERO; 2];
         Self { planned, done, current, begun: Instant::now(), terminal }
     }
 
-    /// The step before is over and `what` begins, planned to take `cost`.
+    /// Ends the step before, and starts `what`, planned to take `cost`.
     pub fn step(&mut self, what: &str, cost: Duration) {
         self.done += self.current;
         self.current = cost;
@@ -30,7 +30,7 @@ impl Progress {
         let line =
             format!("[{:3.0}%, {}:{:02} left] {what}", share * 100.0, left_s / 60, left_s % 60);
         let mut stderr = std::io::stderr().lock();
-        // Progress is a courtesy: where it cannot be written, measuring goes on.
+        // Progress is optional: if it cannot be written, measuring goes on.
         let _ = if self.terminal {
             write!(stderr, "\r\x1b[K{line}")
         } else {
@@ -38,7 +38,7 @@ impl Progress {
         };
     }
 
-    /// What the rest takes at the pace so far.
+    /// Returns the remaining time at the pace so far.
     fn left(&self) -> Duration {
         let rest = self.planned.saturating_sub(self.done);
         if self.done.is_zero() {

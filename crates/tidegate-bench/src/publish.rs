@@ -1,4 +1,5 @@
-//! A report goes to the terminal, and as JSON, one HTML page or tables of documentation into files.
+//! Publishes a report: to the terminal, and as JSON, one HTML page or tables of documentation into
+//! files.
 
 use std::path::Path;
 

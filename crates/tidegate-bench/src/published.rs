@@ -1,4 +1,4 @@
-//! The numbers of targets in docs/benchmarks/: what the last release measured.
+//! The numbers of targets in docs/benchmarks/: the results of the last release.
 
 /// The pages with tables of targets.
 const PAGES: [&str; 4] = [
@@ -22,7 +22,7 @@ fn find<'a>(pages: impl IntoIterator<Item = &'a str>, target: &str) -> Option<&'
     })
 }
 
-/// The name of a target without the case that was worst in that run.
+/// Returns the name of a target without the case that was worst in that run.
 fn without_case(target: &str) -> &str {
     target.split_once(" (worst: ").map_or(target, |(name, _)| name)
 }

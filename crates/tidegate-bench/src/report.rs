@@ -1,4 +1,4 @@
-//! What a run found, as tables and as JSON.
+//! The results of a run, as tables and as JSON.
 
 use std::fmt;
 
@@ -19,20 +19,20 @@ use crate::tiers::{Breakdown, IdleRow, PhaseRow, TierReport};
 use crate::timeline::TimelineRow;
 use crate::{cache, log, programs, tier_targets};
 
-/// Everything that a run found.
+/// All results of a run.
 #[derive(Debug, Clone)]
 pub struct Report {
-    /// What it was measured on.
+    /// The machine of the measurement.
     pub machine: Machine,
     /// The measurements.
     pub series: Vec<Series>,
     /// Opening after a crash, where it was measured.
     pub open: Option<Opening>,
-    /// What was found about DRAM tiers.
+    /// Results about DRAM tiers.
     pub tiers: TierReport,
-    /// What was found about the log.
+    /// Results about the log.
     pub log: LogReport,
-    /// What was found about the cache.
+    /// Results about the cache.
     pub cache: CacheReport,
 }
 
@@ -55,7 +55,7 @@ struct Json<'a> {
     amounts: Vec<&'a Amount>,
 }
 
-/// Throughput of each repetition, from which medians and ratios can be checked.
+/// Throughput of each repetition, to check medians and ratios.
 #[derive(Serialize)]
 struct Repetitions<'a> {
     #[serde(flatten)]
@@ -64,13 +64,13 @@ struct Repetitions<'a> {
 }
 
 impl Report {
-    /// A report of measurements and nothing else.
+    /// Makes a report of measurements alone.
     pub(crate) fn of(machine: Machine, series: Vec<Series>) -> Self {
         let (tiers, log) = (TierReport::default(), LogReport::default());
         Self { machine, series, open: None, tiers, log, cache: CacheReport::default() }
     }
 
-    /// One JSON object with `machine`, `rows`, `repetitions` and `targets`; for DRAM tiers
+    /// Returns one JSON object with `machine`, `rows`, `repetitions` and `targets`; for DRAM tiers
     /// `phases`, `timelines`, `idle`; for programs under `tidegate run` and caches `amounts`.
     ///
     /// # Panics
@@ -95,7 +95,7 @@ impl Report {
         serde_json::to_string_pretty(&object).expect("strings and numbers are JSON") + "\n"
     }
 
-    /// Whether the targets that this run measured are met.
+    /// Returns the verdicts on the targets that this run measured.
     pub fn verdicts(&self) -> Vec<Verdict> {
         let cache = cache::verdicts(&self.series, &self.cache);
         let run = log::targets::verdicts(&self.series, &self.log);
@@ -108,8 +108,8 @@ impl Report {
         found
     }
 
-    /// All tables that have rows, in the order of the documentation. Of the paper's figures, the
-    /// hundreds of cells behind them are in the JSON only.
+    /// Returns all tables that have rows, in the order of the documentation. The hundreds of cells
+    /// behind the paper's figures are in the JSON only.
     pub fn tables(&self) -> Vec<Table> {
         let figures = || figures().iter().map(|figure| figure.table(&self.series)).collect();
         let mut tables = if self.tiers.paper { figures() } else { self.case_tables() };
@@ -142,7 +142,7 @@ impl Report {
         ]
     }
 
-    /// Those of programs, policy beside policy.
+    /// Returns the series of programs, policy beside policy.
     fn programs(&self) -> Vec<&Series> {
         let all = self.matching(is_program);
         let place = |series: &&Series| all.iter().position(|s| s.key.case == series.key.case);
@@ -151,7 +151,7 @@ impl Report {
         sorted
     }
 
-    /// The table of all that is wanted, beside `baseline`.
+    /// Makes the table of all `wanted` latencies, beside `baseline`.
     fn latencies(
         &self,
         name: &'static str,
@@ -162,7 +162,7 @@ impl Report {
         latencies(name, title, &self.matching(wanted), baseline)
     }
 
-    /// The table of all single operations that are wanted, beside `baseline`.
+    /// Makes the table of all `wanted` single operations, beside `baseline`.
     fn times(
         &self,
         name: &'static str,
@@ -190,8 +190,8 @@ impl Report {
         Table::of_rows(name, title, rows)
     }
 
-    /// What stands at a place in documentation that wants to know the machine of a run; `None` for
-    /// other places.
+    /// Returns the machine for a placeholder of documentation that names the machine of a run;
+    /// `None` for other placeholders.
     pub(crate) fn machine_at(&self, place: &str) -> Option<&Machine> {
         let (wanted, own): (fn(&Key) -> bool, Option<&Machine>) = match place {
             "machine" => (|key| !is_program(key) && !is_log(key) && !is_cache(key), None),
@@ -228,7 +228,7 @@ impl Report {
         Table::of_rows("open", "Opening after a crash", rows)
     }
 
-    /// Of caches.
+    /// Returns the tables of caches.
     fn cache_tables(&self) -> Vec<Table> {
         let table = |name, title, prefix, base| self.latencies(name, title, of(&[prefix]), base);
         let by_op = |name, title, op, prefix, base| {
@@ -262,7 +262,7 @@ impl Report {
         tables
     }
 
-    /// Of the log, and of programs under `tidegate run`.
+    /// Returns the tables of the log, and of programs under `tidegate run`.
     fn run_tables(&self) -> Vec<Table> {
         let table = |name, title, prefixes, base| self.latencies(name, title, of(prefixes), base);
         let times = |name, title, prefix, base| self.times(name, title, of(&[prefix]), base);
@@ -313,7 +313,7 @@ impl fmt::Display for Report {
     }
 }
 
-/// Whether a case begins with one of `prefixes`.
+/// Makes the test whether a case begins with one of `prefixes`.
 fn of(prefixes: &[&str]) -> impl Fn(&Key) -> bool {
     move |key| prefixes.iter().any(|prefix| key.case.starts_with(prefix))
 }
@@ -322,33 +322,33 @@ fn is_nbd(key: &Key) -> bool {
     key.case.starts_with("nbd")
 }
 
-/// The log, or a program under `tidegate run`.
+/// Returns whether `key` belongs to the log, or to a program under `tidegate run`.
 fn is_log(key: &Key) -> bool {
     of(&[log::LOG_PREFIX, log::RUN_PREFIX])(key)
 }
 
-/// The setting `cost=auto` of a cache.
+/// Returns whether `key` belongs to the setting `cost=auto` of a cache.
 fn is_by_cost(key: &Key) -> bool {
     key.case.starts_with(cache::cost::PREFIX)
 }
 
-/// A case as tables have it.
+/// Returns the name of a case in tables.
 fn shown(case: &str) -> &str {
     let prefixes = [programs::CASE_PREFIX, log::RUN_PREFIX, "cache-"];
     prefixes.iter().find_map(|prefix| case.strip_prefix(prefix)).unwrap_or(case)
 }
 
-/// A program on a file system.
+/// Returns whether `key` belongs to a program on a file system.
 fn is_program(key: &Key) -> bool {
     key.case.starts_with(programs::CASE_PREFIX)
 }
 
-/// One operation over the whole device, timed as one.
+/// Returns whether `key` belongs to one operation over the whole device, timed as one.
 fn is_single(key: &Key) -> bool {
     key.case.starts_with("nbdcopy")
 }
 
-/// The measurement of `baseline` under the same conditions as `series`.
+/// Finds the measurement of `baseline` under the same conditions as `series`.
 pub(crate) fn counterpart<'a>(
     all: &[&'a Series],
     series: &Series,

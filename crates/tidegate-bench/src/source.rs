@@ -1,4 +1,4 @@
-//! Programs of ours in C and C++, compiled where they are measured.
+//! Programs of ours in C and C++, compiled on the measured machine.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -6,9 +6,9 @@ use std::process::Command;
 use crate::child::{find_program, output_of};
 use crate::error::{BenchError, Result};
 
-/// A compiler and the package that has it.
+/// A compiler and its package.
 pub(crate) type Compiler = (&'static str, &'static str);
-/// The machine's own.
+/// The default compiler of the machine.
 pub(crate) const CC: Compiler = ("cc", "gcc");
 
 /// A program of ours.
@@ -16,15 +16,15 @@ pub(crate) const CC: Compiler = ("cc", "gcc");
 pub(crate) struct Source {
     pub(crate) name: &'static str,
     pub(crate) text: &'static str,
-    /// Options of the compiler, such as what it is linked with.
+    /// Options of the compiler, such as libraries to link.
     pub(crate) options: &'static [&'static str],
 }
 
-/// What all of them include.
+/// The header that all programs include.
 const TIMES: &str = include_str!("../programs/times.h");
 
 impl Source {
-    /// Compiles into `dir`, unless that was done.
+    /// Compiles into `dir`, unless the program exists there.
     pub(crate) fn compile(self, dir: &Path, compiler: Compiler) -> Result<PathBuf> {
         let program = dir.join(self.name);
         if program.exists() {

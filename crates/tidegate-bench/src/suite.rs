@@ -57,7 +57,7 @@ fn line<A: clap::Args>(words: &str) -> A {
     Line::<A>::parse_from(words.split(' ')).args
 }
 
-/// What the whole run measures.
+/// The measurements of the whole run.
 struct Plan {
     block: BlockArgs,
     nbd: NbdArgs,
@@ -97,11 +97,11 @@ impl Plan {
 }
 
 impl SuiteArgs {
-    /// Measures everything, prints the tables and writes the files asked for. The running program
+    /// Measures everything, prints the tables and writes the requested files. The running program
     /// may be started again with another environment ([`libpmemblk::prepare_process`]).
     ///
     /// # Errors
-    /// Those of measuring.
+    /// Errors of the measurements.
     pub fn run(&self) -> Result<()> {
         libpmemblk::prepare_process()?;
         self.output.check()?;

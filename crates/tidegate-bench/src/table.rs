@@ -9,20 +9,20 @@ use maud::{Markup, html};
 pub struct Table {
     /// Name in the documentation's placeholders.
     pub name: &'static str,
-    /// What it shows.
+    /// The title.
     pub title: String,
     headers: Vec<String>,
     rows: Vec<Vec<String>>,
 }
 
 impl Table {
-    /// An empty table.
+    /// Makes an empty table.
     pub fn new(name: &'static str, title: impl Into<String>, headers: &[&str]) -> Self {
         let headers = headers.iter().map(|&header| header.to_owned()).collect();
         Self { name, title: title.into(), headers, rows: Vec::new() }
     }
 
-    /// A table of `rows`: each cell stands with the header of its column, as in all rows.
+    /// Makes a table of `rows`: each cell comes with the header of its column, as in all rows.
     pub(crate) fn of_rows<'h, const COLUMNS: usize>(
         name: &'static str,
         title: impl Into<String>,
@@ -36,18 +36,18 @@ impl Table {
         table
     }
 
-    /// Adds a row: a cell for each header, empty where there is nothing to say.
+    /// Adds a row with a cell for each header; a cell may be empty.
     pub fn push(&mut self, cells: Vec<String>) {
         debug_assert_eq!(cells.len(), self.headers.len());
         self.rows.push(cells);
     }
 
-    /// It has no rows.
+    /// Returns whether the table has no rows.
     pub fn is_empty(&self) -> bool {
         self.rows.is_empty()
     }
 
-    /// The table without columns that say nothing in any row.
+    /// Returns the table without columns that are empty in every row.
     #[must_use]
     pub fn without_empty_columns(self) -> Self {
         let keep: Vec<bool> = (0..self.headers.len())
@@ -63,7 +63,7 @@ impl Table {
         }
     }
 
-    /// The table in Markdown, columns aligned in the source too.
+    /// Renders the table in Markdown, with columns aligned in the source too.
     pub fn markdown(&self) -> String {
         let widths = self.widths();
         let mut lines = vec![markdown_line(&self.headers, &widths)];
@@ -76,7 +76,7 @@ impl Table {
         lines.join("\n") + "\n"
     }
 
-    /// The table in HTML.
+    /// Renders the table in HTML.
     pub fn html(&self) -> Markup {
         html! {
             @if !self.title.is_empty() { h2 { (self.title) } }
@@ -96,7 +96,7 @@ impl Table {
     }
 }
 
-/// A number to so many digits as a cell; empty where there is none.
+/// Formats a number with `digits` digits as a cell; empty if there is no number.
 pub(crate) fn number_cell(number: Option<f64>, digits: usize) -> String {
     number.map_or(String::new(), |number| format!("{number:.digits$}"))
 }

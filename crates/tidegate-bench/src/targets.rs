@@ -1,5 +1,4 @@
-//! The speed that Tidegate is built for, as data, and whether a run met it; for DRAM tiers see
-//! `tier_targets`.
+//! The targets for speed, as data, and the verdicts of a run; for DRAM tiers see `tier_targets`.
 
 use serde::Serialize;
 
@@ -8,7 +7,7 @@ use crate::measure::{Op, Sample, Series, find, throughput};
 use crate::nbd::{COPY_IN, COPY_OUT, RANDOM};
 use crate::open::{self, Opening};
 
-/// A measurement, by everything in its key but the block size.
+/// A measurement, by its key without the block size.
 #[derive(Debug, Clone, Copy)]
 struct Pick {
     policy: &'static str,
@@ -18,7 +17,7 @@ struct Pick {
     iodepth: u32,
 }
 
-/// What is compared with the bound.
+/// The value that is compared with the bound.
 #[derive(Debug, Clone, Copy)]
 enum Measure {
     /// A value of one measurement over the same value of another, pair by pair.
@@ -29,7 +28,7 @@ enum Measure {
     OpenPeakMib,
 }
 
-/// What is wanted.
+/// The bound of a target.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) enum Bound {
     AtLeast(f64),
@@ -42,20 +41,20 @@ struct Target {
     bound: Bound,
 }
 
-/// A target and what was measured for it.
+/// A target and its measurement.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Verdict {
     /// The target in words.
     pub target: String,
-    /// What is wanted.
+    /// The bound in words.
     pub wanted: String,
-    /// What was measured: a ratio unless the target names a unit.
+    /// The measured value: a ratio unless the target names a unit.
     pub measured: f64,
-    /// The target is met.
+    /// Whether the target is met.
     pub met: bool,
 }
 
-/// One number for a target, and of which case it is.
+/// One number for a target, and its case.
 pub(crate) type Number = (f64, String);
 
 impl Verdict {
@@ -68,7 +67,7 @@ impl Verdict {
     }
 }
 
-/// The verdict on the smallest of several numbers, if there is one.
+/// Returns the verdict on the smallest of several numbers, if there is one.
 pub(crate) fn at_least(
     target: &str,
     bound: f64,
@@ -77,7 +76,7 @@ pub(crate) fn at_least(
     worst(target, Bound::AtLeast(bound), &numbers.into_iter().flatten().collect::<Vec<_>>())
 }
 
-/// The verdict on the largest of several numbers, if there is one.
+/// Returns the verdict on the largest of several numbers, if there is one.
 pub(crate) fn at_most(
     target: &str,
     bound: f64,
@@ -93,12 +92,12 @@ fn worst(target: &str, bound: Bound, numbers: &[Number]) -> Option<Verdict> {
         Bound::AtMost(_) => numbers.iter().max_by(order)?,
     };
     let of = if numbers.len() > 1 { format!(" (worst: {case})") } else { String::new() };
-    // As it is printed: what looks the same is the same.
+    // Rounded as printed: numbers that look equal are judged as equal.
     let measured = (measured * 100.0).round() / 100.0;
     Some(Verdict::new(format!("{target}{of}"), bound, measured))
 }
 
-/// The verdicts on all targets that this run measured.
+/// Returns the verdicts on all targets that this run measured.
 pub fn verdicts(series: &[Series], opening: Option<&Opening>) -> Vec<Verdict> {
     targets().into_iter().filter_map(|target| target.verdict(series, opening)).collect()
 }

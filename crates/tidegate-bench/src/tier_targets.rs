@@ -1,8 +1,8 @@
-//! What the DRAM tier is built for, as data.
+//! The targets of the DRAM tier, as data.
 //!
-//! Every comparison is a gain, larger is better: throughput over that of another policy, or another
-//! policy's latency over ours. A target over several cells or several policies holds if the worst
-//! of them does.
+//! Every comparison is a gain, where larger is better: our throughput as a multiple of another
+//! policy's, or another policy's latency as a multiple of ours. A target over several cells or
+//! several policies is met if the worst of them meets it.
 
 use tidegate::dram::phases::Phase;
 
@@ -26,7 +26,7 @@ struct Place {
     iodepth: u32,
 }
 
-/// By how much the subject has to be better than the other policies.
+/// The required gain of the subject against the other policies.
 struct Gain {
     name: &'static str,
     against: &'static [&'static str],
@@ -36,7 +36,7 @@ struct Gain {
     at_least: f64,
 }
 
-/// The verdicts on all targets that this run measured.
+/// Returns the verdicts on all targets that this run measured.
 pub(crate) fn verdicts(series: &[Series], tiers: &TierReport) -> Vec<Verdict> {
     let gains = gains().into_iter().filter_map(|gain| gain.verdict(series));
     gains.chain(stalls(tiers)).chain(idle(tiers)).collect()
@@ -110,7 +110,7 @@ fn stalls(tiers: &TierReport) -> Option<Verdict> {
     Some(Verdict::new(target, Bound::AtMost(0.1), measured))
 }
 
-/// What the process uses while it only watches itself is in this, hence the bound above 0.
+/// Judges the CPU time at rest. The process uses some to watch itself, hence the bound above 0.
 fn idle(tiers: &TierReport) -> Option<Verdict> {
     let row = tiers.idle.iter().find(|row| row.tier.policy.name() == SUBJECT)?;
     Some(Verdict::new("idle CPU of transit, %".to_owned(), Bound::AtMost(0.1), row.cpu_pct))

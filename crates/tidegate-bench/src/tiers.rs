@@ -1,5 +1,5 @@
-//! What a run found about DRAM tiers besides latencies: where their time goes, latency over time,
-//! cost when idle.
+//! Results about DRAM tiers besides latencies: where their time goes, latency over time, cost when
+//! idle.
 
 use std::time::{Duration, Instant};
 
@@ -11,20 +11,20 @@ use tidegate::dram::{Phases, TierSummary};
 use crate::table::Table;
 use crate::timeline::TimelineRow;
 
-/// All of it; empty where no tier was measured.
+/// All results; empty if no tier was measured.
 #[derive(Debug, Clone, Default)]
 pub struct TierReport {
-    /// The plots of the Caiti paper were measured.
+    /// Whether the plots of the Caiti paper were measured.
     pub paper: bool,
     /// Breakdowns, summed over the repetitions.
     pub breakdowns: Vec<Breakdown>,
     /// Latencies over time, of the first repetition.
     pub timelines: Vec<TimelineRow>,
-    /// What tiers cost while they have no requests.
+    /// The cost of tiers that have no requests.
     pub idle: Vec<IdleRow>,
 }
 
-/// Which policy ran what.
+/// The policy and the cell of a result.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Place {
     /// The policy.
@@ -37,12 +37,12 @@ pub struct Place {
     pub iodepth: u32,
 }
 
-/// Where the time of one policy went in one cell: figure 6 of the paper.
+/// The time of one policy in one cell, by phase: figure 6 of the paper.
 #[derive(Debug, Clone)]
 pub struct Breakdown {
-    /// Which.
+    /// The policy and the cell.
     pub place: Place,
-    /// It is in the table.
+    /// Whether the breakdown is in the table.
     pub shown: bool,
     writes: u64,
     tallies: Vec<Tally>,
@@ -69,7 +69,7 @@ pub struct PhaseRow<'a> {
 }
 
 impl Breakdown {
-    /// The breakdown of a run with so many `writes` that lies between two snapshots.
+    /// Makes the breakdown of a run with `writes` writes, from the snapshots before and after.
     pub(crate) fn between(
         place: Place,
         shown: bool,
@@ -106,7 +106,8 @@ impl Breakdown {
         found.copied().unwrap_or(Tally { phase, count: 0, total_ns: 0 })
     }
 
-    /// Share of `phase` in the time that requests took; 0 for evictions, which run beside them.
+    /// Returns the share of `phase` in the time of requests; 0 for evictions, which run beside
+    /// them.
     pub fn share_pct(&self, phase: Phase) -> f64 {
         let of_requests = self.tallies.iter().filter(|tally| tally.phase != Phase::Eviction);
         let all_ns: u64 = of_requests.map(|tally| tally.total_ns).sum();
@@ -116,24 +117,24 @@ impl Breakdown {
         self.tally(phase).total_ns as f64 * 100.0 / all_ns as f64
     }
 
-    /// Entries into `phase` for 100 writes.
+    /// Returns the entries into `phase` for 100 writes.
     pub fn writes_pct(&self, phase: Phase) -> f64 {
         let count = self.tally(phase).count;
         if self.writes == 0 { 0.0 } else { count as f64 * 100.0 / self.writes as f64 }
     }
 
-    /// Mean time of an entry into `phase`.
+    /// Returns the mean time of an entry into `phase`.
     pub fn mean_ns(&self, phase: Phase) -> u64 {
         let Tally { count, total_ns, .. } = self.tally(phase);
         total_ns.checked_div(count).unwrap_or(0)
     }
 
-    /// Mean time of a write in `phase`.
+    /// Returns the mean time of a write in `phase`.
     pub fn ns_a_write(&self, phase: Phase) -> f64 {
         self.tally(phase).total_ns as f64 / self.writes.max(1) as f64
     }
 
-    /// A row for each phase that occurred.
+    /// Returns a row for each phase that occurred.
     pub(crate) fn rows(&self) -> impl Iterator<Item = PhaseRow<'_>> {
         self.tallies.iter().filter(|tally| tally.count > 0).map(
             |&Tally { phase, count, total_ns }| PhaseRow {
@@ -163,7 +164,7 @@ pub(crate) const REQUEST_PHASES: [(Phase, &str); 9] = [
 ];
 
 impl TierReport {
-    /// Adds the breakdown of a run to those of the same policy in the same cell.
+    /// Adds the breakdown of a run to that of the same policy in the same cell.
     pub(crate) fn add(&mut self, breakdown: Breakdown) {
         match self.breakdowns.iter_mut().find(|old| old.place == breakdown.place) {
             Some(old) => old.merge(&breakdown),
@@ -171,7 +172,7 @@ impl TierReport {
         }
     }
 
-    /// The breakdown of `policy` in the cell of `case` with one thread at `iodepth`.
+    /// Finds the breakdown of `policy` in the cell of `case` with one thread at `iodepth`.
     pub(crate) fn breakdown(&self, policy: &str, case: &str, iodepth: u32) -> Option<&Breakdown> {
         let matching = |place: &Place| {
             place.policy == policy
@@ -181,7 +182,8 @@ impl TierReport {
         self.breakdowns.iter().find(|breakdown| matching(&breakdown.place))
     }
 
-    /// Shares of the phases, and how often writes stalled or went around the cache.
+    /// Makes the table of the shares of phases, and of how often writes stalled or bypassed the
+    /// cache.
     pub(crate) fn breakdown_table(&self) -> Table {
         let mut headers = vec!["policy", "case", "threads", "depth"];
         headers.extend(REQUEST_PHASES.map(|(_, name)| name));
@@ -205,7 +207,7 @@ impl TierReport {
         table
     }
 
-    /// What each tier is, and what it costs while it has no requests.
+    /// Makes the table of the tiers, with their cost without requests.
     pub(crate) fn idle_table(&self) -> Table {
         let rows = self.idle.iter().map(|IdleRow { tier, cpu_pct }| {
             [
@@ -222,7 +224,7 @@ impl TierReport {
 /// The cost of a tier that has nothing to do.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct IdleRow {
-    /// What it is.
+    /// The tier.
     #[serde(flatten)]
     pub tier: TierSummary,
     /// Time of all CPUs that the process used, as a share of the time that passed.
@@ -230,7 +232,7 @@ pub struct IdleRow {
 }
 
 impl IdleRow {
-    /// Watches the process for `time`, in which it has nothing to do but keep `tier`.
+    /// Watches the process for `time`, while it only keeps `tier`.
     pub(crate) fn watch(tier: TierSummary, time: Duration) -> Self {
         let (begun, used) = (Instant::now(), cpu_time());
         std::thread::sleep(time);

@@ -41,7 +41,7 @@ pub(crate) fn nanoseconds(duration: Duration) -> u64 {
 }
 
 impl Timeline {
-    /// Notes a request answered `at` after the start; nothing where intervals have no length.
+    /// Notes a request answered `at` after the start; notes nothing if intervals have no length.
     pub(crate) fn note(&mut self, tick: Duration, at: Duration, latency_ns: u64) {
         let (tick_ns, at_ns) = (nanoseconds(tick), nanoseconds(at));
         let Some(index) = at_ns.checked_div(tick_ns).and_then(|n| usize::try_from(n).ok()) else {
@@ -63,7 +63,7 @@ impl Timeline {
         }
     }
 
-    /// The row of `policy` and `case`.
+    /// Returns the row of `policy` and `case`.
     pub(crate) fn row(&self, policy: &str, case: &str) -> TimelineRow {
         let mean = |tick: &Tick| tick.total_ns.checked_div(tick.requests).unwrap_or(0);
         TimelineRow {

@@ -1,9 +1,9 @@
 //! A layer that writes each request to a file, in the form that trace replay reads.
 //!
 //! A line is `ts_us,op,offset,len`: microseconds since the layer was made, the operation in one
-//! word, and the range in bytes (zeroes for a flush). The requests of a batch share one time: they
-//! were in the device together. A file that cannot be written fails no request; [`Trace::finish`]
-//! reports it.
+//! word, and the range in bytes (zeroes for a flush). The requests of a batch share one time, since
+//! they were in the device together. If the file cannot be written, no request fails;
+//! [`Trace::finish`] reports the error.
 
 use std::fs::File;
 use std::io::{self, BufWriter, Write};
@@ -22,7 +22,7 @@ pub(crate) struct Trace {
     inner: Arc<dyn BlockDevice>,
     epoch: Instant,
     path: PathBuf,
-    /// The file, or why it was not written to its end.
+    /// The file, or the error that ended its writing.
     lines: Mutex<io::Result<BufWriter<File>>>,
 }
 

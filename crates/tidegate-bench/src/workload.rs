@@ -1,16 +1,16 @@
-//! Closed-loop workloads on a block device, and what they measure.
+//! Closed-loop workloads on a block device, and their measurements.
 //!
 //! Invariants:
 //! 1. Each thread issues its next batch when the one before is answered; a latency is the time from
 //!    the issue of the batch to the answer of the request, so no instant of the run is left out (no
 //!    coordinated omission). With depth 1 and no think time that is the time from answer to answer:
-//!    choosing the block (2 ns, Zipf 40) and one reading of the clock are inside every latency, and
-//!    there are no others. At a pace a latency counts from when the batch was due: a request that
-//!    takes long delays those behind it, and all of them show it.
+//!    every latency includes the choice of the block (2 ns, Zipf 40) and one reading of the clock,
+//!    and no other cost of the harness. At a pace, a latency counts from the moment when the batch
+//!    was due: a slow request delays those behind it, and all of them show the delay.
 //! 2. Devices here are synchronous, so a depth of D means batches of D requests back to back;
 //!    latencies then contain the wait for the requests ahead in the batch, as in a queue of that
 //!    depth.
-//! 3. What is requested is a function of the description alone ([`crate::pattern`]).
+//! 3. The requests are a function of the description alone ([`crate::pattern`]).
 //!
 //! Entry points: [`Workload::run`] measures, [`Workload::fill`] writes every block once beforehand.
 
@@ -26,13 +26,13 @@ use crate::timeline::{Timeline, nanoseconds};
 /// Latencies above this many nanoseconds (100 s) count as this many.
 const LATENCY_MAX_NS: u64 = 100_000_000_000;
 
-/// Requests are made from buffers at a page boundary, as a page cache or a database would.
+/// Request buffers begin at a page boundary, as those of a page cache or a database.
 const BUFFER_ALIGN_BYTES: usize = 4096;
 
-/// How late a thread may wake: it looks at the clock for as long instead.
+/// Longest delay of a wake-up: for this time the thread polls the clock instead of sleeping.
 const SLEEP_LATE: Duration = Duration::from_micros(60);
 
-/// When a workload ends.
+/// The end of a workload.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Stop {
     /// After this much time.
@@ -46,15 +46,15 @@ pub enum Stop {
 pub struct Bursts {
     /// Requests of a thread between two rests, rounded up to whole batches.
     pub requests: u64,
-    /// Share of its time in which a thread requests, 1 to 100: it rests for the remaining share,
-    /// leaving its CPU to other threads. Flushes count as neither.
+    /// Share of a thread's time spent on requests, 1 to 100. The thread rests for the remaining
+    /// share, leaving its CPU to other threads. Flushes count as neither.
     pub duty_pct: u8,
 }
 
-/// What to request of a device.
+/// A workload: the requests to a device.
 #[derive(Debug, Clone)]
 pub struct Workload {
-    /// Which blocks.
+    /// The choice of blocks.
     pub pattern: Pattern,
     /// Reads among 100 requests; the others are writes.
     pub read_pct: u8,
@@ -66,7 +66,7 @@ pub struct Workload {
     pub threads: usize,
     /// Requests of one thread issued as a batch.
     pub iodepth: u32,
-    /// When to end.
+    /// The end of the run.
     pub stop: Stop,
     /// A flush after this many writes of a thread; 0: never.
     pub flush_every: u64,
@@ -74,7 +74,8 @@ pub struct Workload {
     pub think: Duration,
     /// Bursts and rests; `None`: no rests.
     pub bursts: Option<Bursts>,
-    /// From when a batch of a thread is due until the next one is; zero: until its answer.
+    /// Time from one due batch of a thread to the next; zero: a batch is due when the one before is
+    /// answered.
     pub pace: Duration,
     /// Length of the intervals of [`Outcome::timeline`]; zero: none.
     pub tick: Duration,
@@ -85,7 +86,7 @@ pub struct Workload {
 /// Latencies of one kind of request, in nanoseconds, to three digits.
 pub type Latencies = Histogram<u64>;
 
-/// What a workload measured.
+/// The measurements of a workload.
 #[derive(Debug, Clone)]
 pub struct Outcome {
     /// From the common start to the end of the last thread.
@@ -96,7 +97,7 @@ pub struct Outcome {
     pub write: Latencies,
     /// Latencies of flushes.
     pub flush: Latencies,
-    /// Latencies of reads and writes over time, where asked for.
+    /// Latencies of reads and writes over time, if requested.
     pub timeline: Timeline,
 }
 
@@ -119,12 +120,13 @@ impl Outcome {
     }
 }
 
-/// An empty histogram.
+/// Makes an empty histogram.
 pub(crate) fn latencies() -> Latencies {
     Histogram::new_with_bounds(1, LATENCY_MAX_NS, 3).expect("constant bounds are valid")
 }
 
-/// The cost of one reading of the clock in nanoseconds: the share of the harness in each latency.
+/// Measures the cost of one reading of the clock in nanoseconds: the harness's share of each
+/// latency.
 pub fn clock_overhead_ns() -> f64 {
     const READINGS: u32 = 100_000;
     let begun = Instant::now();
@@ -135,7 +137,7 @@ pub fn clock_overhead_ns() -> f64 {
 }
 
 impl Workload {
-    /// Writes of one thread, one at a time, without flushes and rests.
+    /// Makes a workload of writes by one thread, one at a time, without flushes and rests.
     pub fn writes(pattern: Pattern, block_bytes: u32, working_set_bytes: u64, stop: Stop) -> Self {
         Self {
             pattern,
@@ -157,10 +159,10 @@ impl Workload {
     /// Runs the workload on `device`.
     ///
     /// # Errors
-    /// The first error of the device; the other threads stop at their own end.
+    /// The first error of the device; the other threads run to their own end.
     ///
     /// # Panics
-    /// Where the device panics.
+    /// If the device panics.
     pub fn run(&self, device: &dyn BlockDevice) -> Result<Outcome, DeviceError> {
         let start = Barrier::new(self.threads);
         let outcomes: Vec<_> = std::thread::scope(|scope| {
@@ -179,8 +181,8 @@ impl Workload {
         Ok(merged)
     }
 
-    /// Writes every block of the working set once, in order: afterwards no request meets memory
-    /// that was never touched.
+    /// Writes every block of the working set once, in order, so that later requests meet no
+    /// untouched memory.
     ///
     /// # Errors
     /// The first error of the device.
@@ -264,7 +266,7 @@ impl<'a> Client<'a> {
         }
     }
 
-    /// Requests of the next batch: the last one of a run is as long as the run leaves it.
+    /// Returns the number of requests of the next batch; the last batch of a run may be shorter.
     fn batch_len(&self) -> u64 {
         let whole = u64::from(self.workload.iodepth);
         match self.workload.stop {
@@ -273,7 +275,7 @@ impl<'a> Client<'a> {
         }
     }
 
-    /// One batch, issued at `issued`; returns when its last request was answered.
+    /// Runs one batch, issued at `issued`; returns the time of its last answer.
     fn batch(&mut self, issued: Instant) -> Result<Instant, DeviceError> {
         let mut answered = issued;
         for _ in 0..self.batch_len() {
@@ -295,7 +297,7 @@ impl<'a> Client<'a> {
         Ok(answered)
     }
 
-    /// Waits until the next batch is due: when that is, or was.
+    /// Waits until the next batch is due; returns the time when it was due.
     fn await_turn(&mut self) -> Instant {
         self.due += self.workload.pace;
         let wait = self.due.saturating_duration_since(Instant::now());
@@ -304,7 +306,7 @@ impl<'a> Client<'a> {
         self.due
     }
 
-    /// Rests if the burst is over; returns when the next batch is issued.
+    /// Rests if the burst is over; returns the time when the next batch is issued.
     fn rest(&mut self, bursts: Bursts, answered: Instant) -> Instant {
         self.requests_in_burst += u64::from(self.workload.iodepth);
         if self.requests_in_burst < bursts.requests {
@@ -364,7 +366,7 @@ impl Buffer {
         &mut self.memory[self.start..self.start + self.len]
     }
 
-    /// Makes the content unlike that of the request before.
+    /// Makes the content differ from that of the request before.
     fn stamp(&mut self, number: u64) {
         self.bytes_mut()[..8].copy_from_slice(&number.to_le_bytes());
     }

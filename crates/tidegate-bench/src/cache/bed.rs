@@ -1,4 +1,4 @@
-//! What is measured and how: devices, and turns of a workload on them.
+//! The bed of the measurements: devices, and turns of a workload on them.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -30,12 +30,12 @@ pub(super) const DISK: Delays =
 pub(super) struct Subject {
     pub(super) policy: &'static str,
     pub(super) device: Arc<dyn BlockDevice>,
-    /// The memory of the device, where its counters can be seen.
+    /// The memory of the device, if its counters are accessible.
     region: Option<Arc<Region>>,
 }
 
 impl Subject {
-    /// A device without memory whose counters can be seen.
+    /// Makes a subject whose memory has no accessible counters.
     pub(super) fn plain(policy: &'static str, device: Arc<dyn BlockDevice>) -> Self {
         Self { policy, device, region: None }
     }
@@ -48,7 +48,7 @@ impl Subject {
         self.region.as_deref().map(Traffic::of)
     }
 
-    /// Runs `workload` and discards what it measured.
+    /// Runs `workload` and discards its measurements.
     pub(super) fn prepare(&self, workload: &Workload) -> Result<()> {
         workload.run(&*self.device).map(drop).map_err(self.failed())
     }
@@ -63,7 +63,7 @@ pub(super) struct Variant {
 }
 
 impl Variant {
-    /// As users get it, and all others.
+    /// The cache with default settings, and all other variants.
     pub(super) const ALL: [Self; 4] = [
         Self { policy: CACHE, line_bytes: PAGE_BYTES, cost: "off" },
         Self::LINES[0],
@@ -75,7 +75,7 @@ impl Variant {
         Self { policy: "cache-16k", line_bytes: 16 << 10, cost: "off" },
         Self { policy: "cache-64k", line_bytes: 64 << 10, cost: "off" },
     ];
-    /// What is cached is decided by measured cost.
+    /// Measured costs decide which pages are cached.
     pub(super) const BY_COST: Self =
         Self { policy: "cache-cost", line_bytes: PAGE_BYTES, cost: "auto" };
 }
@@ -86,20 +86,20 @@ pub(super) struct Pool {
 }
 
 impl Pool {
-    /// Memory for a cache of about `bytes`, touched.
+    /// Creates touched memory for a cache of about `bytes`.
     pub(super) fn new(args: &CacheArgs, bytes: u64) -> Result<Self> {
         Self::on_medium(args, &args.media, bytes)
     }
 
-    /// Memory that stands for `media`, for a cache of about `bytes`, touched.
+    /// Creates touched memory that stands for `media`, for a cache of about `bytes`.
     pub(super) fn on_medium(args: &CacheArgs, media: &MediaModel, bytes: u64) -> Result<Self> {
         let region = unnamed_region(&args.dir, media, pool_bytes(bytes))?;
         region.zero_streaming(0, region.len_bytes())?;
         Ok(Self { region })
     }
 
-    /// An empty cache before `backing`, with lines of `line_bytes` and these settings, as a subject
-    /// and as it is.
+    /// Makes an empty cache before `backing`, with lines of `line_bytes` and these settings.
+    /// Returns it as a subject and as a device.
     fn cache(
         &self,
         policy: &'static str,
@@ -113,7 +113,8 @@ impl Pool {
         let options = CacheDeviceOptions::default();
         let region = Arc::clone(&self.region);
         let device = Arc::new(CacheDevice::open(region, backing, binding, options)?);
-        // What is written differs in one line from what was: the figures are of whole pages.
+        // Each write changes only one line of the cached page: with `by-content` the figures would
+        // not be those of whole pages.
         set_all(&device, &[("by-content", "off"), ("cost", "off")])?;
         set_all(&device, settings)?;
         Ok((self.subject_of(policy, Arc::clone(&device) as _), device))
@@ -123,7 +124,7 @@ impl Pool {
         Subject { policy, device, region: Some(Arc::clone(&self.region)) }
     }
 
-    /// An empty cache like `variant`, as a subject.
+    /// Makes an empty cache like `variant`.
     pub(super) fn variant(
         &self,
         variant: &Variant,
@@ -133,7 +134,7 @@ impl Pool {
         Ok(self.cache(policy, line_bytes, &[("cost", cost)], backing)?.0)
     }
 
-    /// An empty cache with `settings`, as a subject and as it is.
+    /// Makes an empty cache with `settings`. Returns it as a subject and as a device.
     pub(super) fn with_settings(
         &self,
         policy: &'static str,
@@ -143,12 +144,12 @@ impl Pool {
         self.cache(policy, PAGE_BYTES, settings, backing)
     }
 
-    /// An empty log before `backing`, as users get it.
+    /// Makes an empty log with default settings before `backing`.
     pub(super) fn log(&self, backing: Arc<dyn BlockDevice>) -> Result<Subject> {
         Ok(self.subject_of(LOG, Arc::new(new_log_device(&self.region, backing)?)))
     }
 
-    /// An empty cache as users get it, as a subject.
+    /// Makes an empty cache with default settings before `backing`.
     pub(super) fn subject(
         &self,
         policy: &'static str,
@@ -163,7 +164,7 @@ fn set_all(cache: &CacheDevice, settings: &[(&str, &str)]) -> Result<()> {
     settings.iter().try_for_each(|(key, value)| cache.set(key, value).map_err(failed))
 }
 
-/// What `cache` says of the counter or gauge `name`.
+/// Returns the value of the counter or gauge `name` of `cache`.
 pub(super) fn reading(cache: &CacheDevice, name: &str) -> u64 {
     let mut collector = Collector::default();
     cache.metrics(&mut collector);
@@ -174,14 +175,14 @@ pub(super) fn reading(cache: &CacheDevice, name: &str) -> u64 {
     }
 }
 
-/// A BTT of `bytes`, every block written once.
+/// Makes a BTT of `bytes`, and writes every block once.
 pub(super) fn btt(args: &CacheArgs, bytes: u64) -> Result<Subject> {
     let region = unnamed_region(&args.dir, &args.media, pool_bytes(bytes))?;
     let device = new_btt(&region, PAGE_BYTES)?;
     filled(Subject { policy: "btt", device: Arc::new(device), region: Some(region) }, bytes)
 }
 
-/// A bare copy with two fences, every block written once.
+/// Makes a bare copy with two fences, and writes every block once.
 pub(super) fn copy(args: &CacheArgs, bytes: u64) -> Result<Subject> {
     let region = unnamed_region(&args.dir, &args.media, pool_bytes(bytes))?;
     let device = BareCopy::new(Arc::clone(&region), PAGE_BYTES, true);
@@ -195,29 +196,30 @@ fn filled(subject: Subject, bytes: u64) -> Result<Subject> {
     Ok(subject)
 }
 
-/// A device of `bytes` that keeps nothing.
+/// Makes a device of `bytes` that keeps nothing.
 pub(super) fn null(bytes: u64) -> Result<Arc<dyn BlockDevice>> {
     let device = NullDevice::new(PAGE_BYTES, bytes / u64::from(PAGE_BYTES));
     Ok(Arc::new(device.map_err(BenchError::device("null"))?))
 }
 
-/// A device of `bytes` that keeps nothing and takes as long as `delays` say.
+/// Makes a device of `bytes` that keeps nothing and delays requests by `delays`.
 pub(super) fn slow(bytes: u64, delays: Delays) -> Result<Arc<dyn BlockDevice>> {
     Ok(Arc::new(Delay::new(null(bytes)?, delays)))
 }
 
-/// Writes of a page by one thread.
+/// Describes writes of a page by one thread.
 pub(super) fn writes(pattern: Pattern, working_set_bytes: u64, stop: Stop) -> Workload {
     Workload::writes(pattern, PAGE_BYTES, working_set_bytes, stop)
 }
 
 impl Bench<'_> {
-    /// The end of a run that has no number of requests, and takes so many times as long as others.
+    /// Returns the end of a run without a number of requests that takes `times` as long as other
+    /// runs.
     pub(super) fn run_time(&self, times: f64) -> Stop {
         Stop::After(Duration::from_secs_f64(self.args.seconds * times))
     }
 
-    /// Runs `workload` on `subject`, and collects what it measured under `case`.
+    /// Runs `workload` on `subject`, and collects the measurements under `case`.
     pub(super) fn turn(
         &mut self,
         case: &str,
@@ -266,7 +268,7 @@ impl BlockDevice for Forced {
     }
 }
 
-/// The backing by itself, each write forced.
+/// Makes a subject of the backing alone, with each write forced.
 pub(super) fn alone(backing: Arc<dyn BlockDevice>) -> Subject {
     Subject::plain(super::BACKING, Arc::new(Forced(backing)))
 }

@@ -22,25 +22,26 @@ pub(super) const FULL_DISK: &str = "cache-full-disk";
 pub(super) const FILL: &str = "cache-fill-90pct";
 /// Reads of pages that are not cached.
 pub(super) const READ: &str = "cache-read-miss";
-/// Reads of pages that are not cached, one after the other: a line loads those that are read next.
+/// Reads of pages that are not cached, one after the other: a line also loads the pages that are
+/// read next.
 const READ_IN_ORDER: &str = "cache-read-in-order";
 /// The cache before a device that keeps nothing.
 pub(super) const BEFORE_NULL: &str = "cache-null";
 /// The backing alone, flushed after as many writes as the cache cleans at once.
 pub(super) const BATCHES: &str = "backing-512";
 
-/// The share of `--size` that the cache has, and the size of its backing in sizes of that.
+/// Divisor of `--size` for the cache, and the size of its backing in sizes of the cache.
 const SHARE: u64 = 2;
 const BACKING_SIZES: u64 = 4;
-/// How many times as long as other runs these take: a backing is given hundreds of pages at once,
-/// now and then.
+/// These runs take this many times as long as others: now and then a backing gets hundreds of pages
+/// at once.
 pub(super) const LONGER: f64 = 5.0;
 /// Writes between two flushes of the client.
 pub(super) const FLUSH_EVERY: u64 = 32;
 /// Pages that are cleaned at once.
 const BATCH_PAGES: u64 = 512;
 
-/// Measures the filling of a cache and a full one, before a file and a slow device.
+/// Measures the filling of a cache, and a full cache, before a file and a slow device.
 pub(super) fn full(bench: &mut Bench<'_>) -> Result<()> {
     let size = bench.args.size / SHARE;
     let pool = Pool::new(bench.args, size)?;
@@ -61,7 +62,7 @@ pub(super) fn full(bench: &mut Bench<'_>) -> Result<()> {
     Ok(())
 }
 
-/// A file on the disk, with no name any more and all of it written.
+/// Creates an unlinked file on the disk, and writes all of its blocks.
 fn file(bench: &mut Bench<'_>, bytes: u64) -> Result<Arc<dyn BlockDevice>> {
     let dir = scratch(&bench.args.files)?;
     let failed = || BenchError::device(BACKING);
@@ -85,12 +86,12 @@ impl Scene<'_> {
         self.size / u64::from(PAGE_BYTES)
     }
 
-    /// Different pages in scattered order.
+    /// Describes writes of different pages in scattered order.
     fn writes(&self, skipped: u64, stop: Stop) -> Workload {
         writes(Pattern::Scattered { skipped }, self.size * BACKING_SIZES, stop)
     }
 
-    /// Fills an empty cache to nine tenths, and one whose backing costs nothing.
+    /// Fills an empty cache to nine tenths, and an empty cache before a device that costs nothing.
     fn fill(&self, bench: &mut Bench<'_>) -> Result<()> {
         let workload = self.writes(0, Stop::Requests(self.pages() * 9 / 10));
         let case = format!("{FILL}{}", self.case.trim_start_matches("cache-full"));
@@ -111,7 +112,7 @@ impl Scene<'_> {
         bench.turn(self.case, &cache, &Workload { flush_every: FLUSH_EVERY, ..measured }).map(drop)
     }
 
-    /// The same writes to the backing alone: each durable by itself, and in batches.
+    /// Measures writes to the backing alone, each durable by itself and in batches.
     fn alone(&self, bench: &mut Bench<'_>) -> Result<()> {
         let measured = self.writes(0, bench.run_time(LONGER));
         bench.turn(self.case, &alone(Arc::clone(self.backing)), &measured)?;

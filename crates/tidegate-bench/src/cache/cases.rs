@@ -12,7 +12,7 @@ use crate::error::{BenchError, Result};
 use crate::pattern::Pattern;
 use crate::workload::{Stop, Workload};
 
-/// What happens to a write.
+/// The effect of a write on the cache.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Kind {
     /// Its page is not cached, and slots are free.
@@ -23,7 +23,7 @@ pub(crate) enum Kind {
     Evict,
 }
 
-/// What a cache stands before.
+/// The backing of a cache.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Behind {
     /// A device that keeps nothing.
@@ -36,7 +36,7 @@ enum Behind {
 
 /// Size of the backing, in sizes of the cache.
 const BACKING_SIZES: u64 = 4;
-/// Share of the cache that misses and hits use: cleaning begins at half of it.
+/// Share of the cache that misses and hits use: cleaning begins at half of the cache.
 const USED_PCT: u64 = 45;
 /// A device of 20 µs a request.
 pub(super) const SLOW: Delays = Delays::of_each(20_000);
@@ -44,7 +44,7 @@ pub(super) const SLOW: Delays = Delays::of_each(20_000);
 impl Kind {
     pub(crate) const ALL: [Self; 3] = [Self::Miss, Self::Hit, Self::Evict];
 
-    /// The case in rows, before a device that keeps nothing.
+    /// Returns the name of the case in rows, before a device that keeps nothing.
     pub(crate) fn name(self) -> &'static str {
         match self {
             Self::Miss => "miss",
@@ -53,13 +53,13 @@ impl Kind {
         }
     }
 
-    /// The kind of which `case` is one.
+    /// Returns the kind that `case` belongs to.
     pub(crate) fn of(case: &str) -> Option<Self> {
         let first = case.split('-').next();
         Self::ALL.into_iter().find(|kind| Some(kind.name()) == first)
     }
 
-    /// What a cache of `size` bytes is given before it is measured.
+    /// Returns the workload that prepares a cache of `size` bytes.
     fn before(self, size: u64) -> Option<Workload> {
         let pages = size / u64::from(PAGE_BYTES);
         match self {
@@ -72,7 +72,7 @@ impl Kind {
         }
     }
 
-    /// What is measured on a cache of `size` bytes by `threads`.
+    /// Returns the workload that is measured, on a cache of `size` bytes by `threads`.
     fn measured(self, size: u64, threads: usize, run_time: Stop) -> Workload {
         let pages = size / u64::from(PAGE_BYTES);
         let each = Stop::Requests(pages * USED_PCT / 100 / threads as u64);
@@ -85,12 +85,12 @@ impl Kind {
     }
 }
 
-/// Scattered writes to the backing of a cache of `size` bytes.
+/// Describes scattered writes to the backing of a cache of `size` bytes.
 fn scattered(skipped: u64, size: u64, stop: Stop) -> Workload {
     writes(Pattern::Scattered { skipped }, size * BACKING_SIZES, stop)
 }
 
-/// Pages after which a cache of `pages` is full.
+/// Returns the number of pages that certainly fill a cache of `pages`.
 fn overrun_pages(pages: u64) -> u64 {
     pages * 9 / 8
 }
@@ -128,7 +128,8 @@ pub(super) fn measure(bench: &mut Bench<'_>, part: Part, kind: Kind) -> Result<(
     let pool = Pool::new(bench.args, size)?;
     for behind in Behind::ALL {
         let backing = behind.device(size * BACKING_SIZES)?;
-        // The floor and the BTT have no backing, and a device that keeps nothing has no speed.
+        // The floor and the BTT have no backing, and a device that keeps nothing has no speed of
+        // its own.
         let peers = match behind {
             Behind::Null => vec![copy(bench.args, size)?, btt(bench.args, size)?],
             _ => vec![alone(Arc::clone(&backing))],
@@ -177,7 +178,7 @@ impl Run<'_> {
         Ok(())
     }
 
-    /// One run, within the bounds of `subject`.
+    /// Measures one run, within the bounds of `subject`.
     fn turn(&self, bench: &mut Bench<'_>, subject: &Subject, repetition: u32) -> Result<()> {
         let Self { case, threads, .. } = *self;
         let what = format!("{} {case}, {threads} threads, run {repetition}", subject.policy);

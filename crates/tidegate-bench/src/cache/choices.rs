@@ -1,6 +1,7 @@
-//! What users choose: the modes and the policies of cleaning, before a device like a flash drive.
+//! The choices of users: the modes and the policies of cleaning, before a device like a flash
+//! drive.
 //!
-//! Each client flushes, so that all modes leave as much behind after a power cut.
+//! Each client flushes, so that all modes are equally durable at a power cut.
 
 use tidegate::cache::CacheDevice;
 use tidegate::cache::mode::Mode;
@@ -14,17 +15,17 @@ use crate::error::Result;
 use crate::pattern::Pattern;
 use crate::workload::{Bursts, Stop, Workload};
 
-/// What the names of the cases begin with.
+/// Prefixes of the cases' names.
 pub(crate) const MODES: &str = "cache-mode";
 pub(crate) const CLEANING: &str = "cache-cleaning";
 
 /// A flash drive: 80 µs a read, 20 µs a write into its buffer, 400 µs a flush, 1.4 GB/s.
 const FLASH: Delays = Delays { read_ns: 80_000, write_ns: 20_000, flush_ns: 400_000, byte_ps: 714 };
-/// The share of `--size` that the cache has, and the size of its backing in sizes of that.
+/// Divisor of `--size` for the cache, and the size of its backing in sizes of the cache.
 const SHARE: u64 = 8;
 const BACKING_SIZES: u64 = 4;
 const POPULAR: Pattern = Pattern::Zipf { theta: 0.99 };
-/// Runs of a repetition, with what comes before each.
+/// Lengths of a repetition in runs, preparations included.
 const RUNS_OF_MODES: f64 = 2.0 * WORKLOADS.len() as f64 * Mode::ALL.len() as f64;
 const RUNS_OF_CLEANING: f64 = 2.0 * LONGER * CLEANINGS.len() as f64;
 
@@ -34,11 +35,11 @@ const WORKLOADS: [(&str, Pattern, u8); 3] = [
     ("mixed", POPULAR, 70),
     ("once", Pattern::Scattered { skipped: 0 }, 50),
 ];
-/// Open CAS's times of `alru` are minutes: the shortest that are more than nothing.
+/// The default times of `alru` in Open CAS are minutes: these are the shortest above zero.
 const QUICK: [(&str, &str); 3] =
     [("alru.wake-up-s", "0"), ("alru.staleness-time-s", "1"), ("alru.activity-threshold-ms", "20")];
 
-/// Time of a repetition in runs.
+/// Returns the length of a repetition in runs.
 pub(super) fn runs(part: Part) -> f64 {
     if part == Part::Modes { RUNS_OF_MODES } else { RUNS_OF_CLEANING }
 }
@@ -126,7 +127,7 @@ impl Scene {
     }
 }
 
-/// Work of the backing as a share of what the cache was asked for, both counters of the cache.
+/// The backing's work as a share of the requests to the cache; both are counters of the cache.
 #[derive(Clone, Copy)]
 struct Work {
     name: &'static str,
@@ -148,7 +149,7 @@ const WORK: [Work; 2] = [
 ];
 
 impl Work {
-    /// Pages of the backing and of the cache so far.
+    /// Returns the pages that the backing and the cache have served so far.
     fn pages(self, cache: &CacheDevice) -> [u64; 2] {
         [self.done, self.asked].map(|name| reading(cache, name))
     }

@@ -1,8 +1,8 @@
-//! What the setting `cost=auto` gains: reads of clean pages that are cached, and large writes that
+//! The gain of the setting `cost=auto`: reads of clean pages that are cached, and large writes that
 //! overrun the cache, before a backing that may be quicker than the memory.
 //!
-//! Clients are threads that make one request at a time. The memory holds the CPU of a thread that
-//! waits for it, as memory does; the backing leaves that CPU to other threads, as a disk does.
+//! Clients are threads that make one request at a time. A thread that waits for the memory keeps
+//! its CPU, as with real memory; the backing leaves that CPU to other threads, as a disk does.
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -21,9 +21,9 @@ use crate::plan::size_name;
 use crate::table::{Table, number_cell};
 use crate::workload::{Stop, Workload};
 
-/// What the names of the cases begin with.
+/// Prefix of the cases' names.
 pub(crate) const PREFIX: &str = "cache-cost-";
-/// The number that is measured beside the speed.
+/// The measure besides the speed.
 const SHARE_OF_BACKING: &str = "requests served by the backing";
 
 /// Memories: a name, and the media model. `optane-1` is one DIMM of the six of `optane`.
@@ -42,7 +42,7 @@ const LOADS: [(Op, u32); 4] =
 /// Clients, each with one request under way.
 const CLIENTS: [usize; 2] = [2, 32];
 
-/// A fast drive: 20 µs a request, any number of them at once, and 12 GB/s for all together.
+/// A fast drive: 20 µs a request, for any number of requests at once, and 12 GB/s for all together.
 const REQUEST: Duration = Duration::from_micros(20);
 const BYTES_PER_S: u64 = 12_000_000_000;
 
@@ -52,12 +52,12 @@ const BACKING_SIZES: u64 = 16;
 const USED_PCT: u64 = 45;
 /// Size of the requests that fill a cache.
 const FILL_BYTES: u32 = 128 << 10;
-/// Time in which a cache learns the costs, in runs.
+/// Time for a cache to learn the costs, in runs.
 const LEARNING: u32 = 5;
-/// Runs of a cell: the backing alone, and two caches, each with what comes before.
+/// Length of a cell in runs: the backing alone, and two caches, each with its preparation.
 const RUNS: usize = 1 + 2 * (1 + LEARNING as usize);
 
-/// Time of a repetition in runs.
+/// Returns the length of a repetition in runs.
 pub(super) fn runs() -> f64 {
     (MEMORIES.len() * LOADS.len() * CLIENTS.len() * RUNS) as f64
 }
@@ -113,30 +113,30 @@ impl Cell<'_> {
     fn workload(&self, stop: Stop) -> Workload {
         let (pattern, bytes, read_pct) = match self.op {
             Op::Read => (Pattern::Uniform, self.used_bytes(), 100),
-            // What was written before begins elsewhere: these pages have left the cache.
+            // The preparation wrote elsewhere: these pages have left the cache.
             _ => (Pattern::Scattered { skipped: self.half_each() }, self.bytes(), 0),
         };
         let (block_bytes, threads) = (self.block_bytes, self.clients);
         Workload { read_pct, block_bytes, threads, ..writes(pattern, bytes, stop) }
     }
 
-    /// The part of the backing that reads use: all of it is cached.
+    /// Returns the size of the part of the backing that reads use, which the cache holds.
     fn used_bytes(&self) -> u64 {
         let bytes = self.size * USED_PCT / 100;
         bytes - bytes % u64::from(FILL_BYTES)
     }
 
-    /// Size of the backing.
+    /// Returns the size of the backing.
     fn bytes(&self) -> u64 {
         self.size * BACKING_SIZES
     }
 
-    /// Half of the writes until a client comes to what another one wrote.
+    /// Returns half the number of writes until a client reaches the pages that another one wrote.
     fn half_each(&self) -> u64 {
         self.bytes() / u64::from(self.block_bytes) / self.clients as u64 / 2
     }
 
-    /// Readies a cache, which learns the costs from it: reads that fill it and then hit, or writes
+    /// Prepares a cache, which learns the costs: by reads that fill it and then hit, or by writes
     /// that overrun it.
     fn ready(&self, subject: &Subject, run_time: Duration) -> Result<()> {
         let workload = self.workload(Stop::After(run_time * LEARNING));
@@ -185,7 +185,7 @@ fn share_name(case: &str, block_bytes: u64, clients: usize) -> String {
 /// A drive that keeps nothing, with a latency of its own and one bandwidth for all requests.
 struct Drive {
     below: Arc<dyn BlockDevice>,
-    /// Until when the transfers that were asked for last.
+    /// The end of the transfers booked so far.
     booked_until: Mutex<Instant>,
 }
 
@@ -245,7 +245,7 @@ impl BlockDevice for Drive {
     }
 }
 
-/// `cost=auto` beside `cost=off` and the backing alone.
+/// Makes the table of `cost=auto` beside `cost=off` and the backing alone.
 pub(crate) fn table(series: &[Series], shares: &Amounts) -> Table {
     let auto = Variant::BY_COST.policy;
     let of_auto = |it: &&Series| it.key.policy == auto && it.key.case.starts_with(PREFIX);

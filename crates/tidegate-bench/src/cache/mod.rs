@@ -1,9 +1,9 @@
 //! The cache: `bench cache`.
 //!
 //! Invariants:
-//! 1. What is compared takes turns, repetition by repetition.
-//! 2. Each measurement of a cache begins with a pool that was just made, in memory that was touched
-//!    before. The device is dropped after it, so that nothing is cleaned while another is measured.
+//! 1. Compared subjects take turns, repetition by repetition.
+//! 2. Each measurement of a cache begins with a new pool, in memory that was touched before. The
+//!    device is dropped afterwards, so that nothing is cleaned while another one is measured.
 //! 3. A device that stands for the backing alone is as durable as the cache: each write is forced.
 //!
 //! Map: `bed` devices and turns; `cases` misses, hits and evictions; `study` the matrix of "When
@@ -45,10 +45,10 @@ pub(crate) const CACHE: &str = "cache";
 pub(crate) const LOG: &str = "log";
 /// The policy of the backing alone in rows.
 pub(crate) const BACKING: &str = "backing";
-/// What the names of all cases begin with, but of misses, hits and evictions.
+/// Prefixes of the names of all cases, except misses, hits and evictions.
 const PREFIXES: [&str; 2] = ["cache-", study::PREFIX];
 
-/// Whether `key` is of a measurement of this module.
+/// Returns whether `key` belongs to a measurement of this module.
 pub(crate) fn is_cache(key: &Key) -> bool {
     let named = PREFIXES.iter().any(|prefix| key.case.starts_with(prefix));
     named || cases::Kind::of(&key.case).is_some()
@@ -123,21 +123,22 @@ pub struct CacheArgs {
     pub output: OutputArgs,
 }
 
-/// The smallest cache that is measured, so that a quarter of it has slots for a large write.
+/// The smallest cache that is measured, so that a quarter of this size has slots for a large write.
 const SIZE_MIN_BYTES: u64 = 16 << 20;
 
 impl CacheArgs {
-    /// What the measurement runs on.
+    /// Describes the machine of the measurement.
     pub(crate) fn machine(&self) -> Machine {
         Machine::of(&self.dir, &self.media, self.seconds, self.repetitions)
     }
 
-    /// Time that [`measure`](Self::measure) should take.
+    /// Returns the planned time of [`measure`](Self::measure).
     pub fn planned(&self) -> Duration {
         self.parts().into_iter().map(|part| self.planned_for(part)).sum()
     }
 
-    /// Whether all is there that [`measure`](Self::measure) will need, and the request makes sense.
+    /// Checks that the options make sense and that the programs for [`measure`](Self::measure)
+    /// exist.
     ///
     /// # Errors
     /// [`BenchError::Usage`](crate::error::BenchError::Usage),
@@ -155,10 +156,10 @@ impl CacheArgs {
         if parts.contains(&Part::Nbd) { nbd::find_programs(&served::options(self)) } else { Ok(()) }
     }
 
-    /// Measures all parts that are asked for.
+    /// Measures all requested parts.
     ///
     /// # Errors
-    /// As for [`check`](Self::check), and those of the devices.
+    /// Errors of [`check`](Self::check), and errors of the devices.
     pub fn measure(&self, progress: &mut Progress) -> Result<(Vec<Series>, CacheReport)> {
         self.check()?;
         let collector = Collector::default();
@@ -178,11 +179,11 @@ impl CacheArgs {
     }
 
     fn planned_for(&self, part: Part) -> Duration {
-        // Pages of the cache, each written a few times in a repetition.
+        // Each page of the cache is written a few times in a repetition.
         let pages = Duration::from_nanos(self.size / 4096 * 1000);
         let runs = |count: f64| Duration::from_secs_f64(self.seconds * count);
         let threads = u32::try_from(self.threads.len()).unwrap_or(u32::MAX);
-        // It fills a cache, too.
+        // The peer's run fills a cache, too.
         let peer = self.peer_ocf.as_ref().map_or(Duration::ZERO, |_| pages * 10 + runs(1.0));
         let each = match part {
             Part::Miss => pages * 6 * threads + peer,
@@ -200,16 +201,16 @@ impl CacheArgs {
     }
 }
 
-/// What a run found about caches besides latencies; empty where it was not measured.
+/// Results about caches besides latencies; empty where they were not measured.
 #[derive(Debug, Clone, Default)]
 pub struct CacheReport {
-    /// What it was measured on, for how long.
+    /// The machine of the measurement.
     pub machine: Option<Machine>,
     /// Numbers that are no latencies.
     pub amounts: Amounts,
-    /// What modes and policies of cleaning had the backing do.
+    /// Work of the backing, by mode and policy of cleaning.
     pub backing_work: Amounts,
-    /// What `cost=auto` was measured on: the memories are those of the rows.
+    /// The machine of `cost=auto`; the rows name the memories.
     pub machine_by_cost: Option<Machine>,
     /// Shares of requests that the backing served by cost.
     pub shares_of_backing: Amounts,
@@ -241,7 +242,7 @@ impl Bench<'_> {
         }
     }
 
-    /// Says what runs now; `steps` are those of a repetition of `part`.
+    /// Announces the next step; a repetition of `part` has `steps` steps.
     fn step(&mut self, part: Part, steps: usize, what: &str) {
         let steps = u32::try_from(steps).unwrap_or(u32::MAX).saturating_mul(self.args.repetitions);
         self.progress.step(what, self.args.planned_for(part) / steps.max(1));

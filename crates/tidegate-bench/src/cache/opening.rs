@@ -1,4 +1,4 @@
-//! Opening a cache after a crash, all of it used.
+//! Opens a fully used cache after a crash.
 
 use std::path::Path;
 
@@ -16,13 +16,13 @@ const WRITES: u64 = 20_000;
 pub(super) const MEMORY: &str = "peak memory of opening after a crash";
 /// From the start of an opening.
 const FIRST_HIT: &str = "until the first read hit, from the start of opening after a crash";
-/// The size of the pool where the machine has the memory, and where it has not.
+/// The size of the pool if the machine has the memory, and the size otherwise.
 const SIZES_BYTES: [u64; 2] = [8 << 30, 4 << 30];
-/// Free memory that a pool leaves to other programs, and to those that write and open it.
+/// Free memory for other programs, and for those that write and open the pool.
 const SPARE_BYTES: u64 = 2 << 30;
 
-/// The size of the pool: as asked for, or the largest for which `dir` and the machine have free
-/// memory.
+/// Returns the size of the pool: the option, or 8 GiB if `dir` and the machine have free memory for
+/// them, else 4 GiB.
 pub(super) fn size_bytes(args: &CacheArgs) -> u64 {
     args.open_size.unwrap_or_else(|| {
         let free_bytes = free_in(&args.dir).min(free_memory_bytes().unwrap_or(u64::MAX));
@@ -35,13 +35,13 @@ fn largest_for(free_bytes: u64) -> u64 {
     SIZES_BYTES.into_iter().find(fits).unwrap_or(SIZES_BYTES[1])
 }
 
-/// Free bytes of the file system of `dir`; none where that cannot be told.
+/// Returns the free bytes of the file system of `dir`, or 0 if they are unknown.
 fn free_in(dir: &Path) -> u64 {
     let free = |found: rustix::fs::StatVfs| found.f_bavail.saturating_mul(found.f_frsize);
     rustix::fs::statvfs(dir).map_or(0, free)
 }
 
-/// Memory that programs can have without swapping.
+/// Returns the memory that programs can allocate without swapping.
 fn free_memory_bytes() -> Option<u64> {
     let text = std::fs::read_to_string("/proc/meminfo").ok()?;
     let line = text.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
@@ -49,7 +49,7 @@ fn free_memory_bytes() -> Option<u64> {
     Some(kib.saturating_mul(1024))
 }
 
-/// The options of `open` for this part.
+/// Returns the options of `open` for this part.
 pub(super) fn options(args: &CacheArgs) -> OpenArgs {
     OpenArgs {
         engine: Engine::Cache,

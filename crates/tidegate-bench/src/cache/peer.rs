@@ -1,10 +1,10 @@
-//! Open CAS's library OCF as a peer: a program that drives it, and prints what it measured.
+//! Open CAS's library OCF as a peer: a program that drives it and prints the measurements.
 //!
 //! The program is not part of this project. It is started as `PROGRAM CASE SIZE_BYTES SECONDS DIR
-//! FILES`: `CASE` is `miss`, `hit`, `evict` or `full-file`, of a write-back cache of `SIZE_BYTES`
-//! in `DIR`, with lines of 4 KiB, before a backing four times as large. That backing keeps nothing,
-//! and for `full-file` it is a file in `FILES`, with a flush after each 32 writes. It prints one
-//! JSON object with the fields of [`Sample`].
+//! FILES`: `CASE` is `miss`, `hit`, `evict` or `full-file`, for a write-back cache of `SIZE_BYTES`
+//! in `DIR`, with lines of 4 KiB, before a backing four times as large. The backing keeps nothing;
+//! for `full-file` it is a file in `FILES`, with a flush after each 32 writes. The program prints
+//! one JSON object with the fields of [`Sample`].
 
 use std::process::Command;
 
@@ -17,8 +17,8 @@ use crate::measure::{Key, Op, Sample};
 /// The policy in rows.
 pub(super) const OCF: &str = "peer:ocf";
 
-/// Measures `case` of the program, where one was named, for `seconds` on a cache of `size_bytes`,
-/// and collects it under the same case as the cache's.
+/// Measures `case` with the program, if one was named, for `seconds` on a cache of `size_bytes`,
+/// and collects the result under the same case as the cache's.
 pub(super) fn turn(bench: &mut Bench<'_>, case: &str, size_bytes: u64, seconds: f64) -> Result<()> {
     let Some(program) = &bench.args.peer_ocf else { return Ok(()) };
     let mut command = Command::new(program);
@@ -35,7 +35,7 @@ pub(super) fn turn(bench: &mut Bench<'_>, case: &str, size_bytes: u64, seconds: 
     Ok(())
 }
 
-/// The sample in what the program printed.
+/// Parses the sample in the program's output.
 fn sample_of(said: &str) -> std::result::Result<Sample, String> {
     let line = said.lines().last().unwrap_or_default();
     serde_json::from_str(line)

@@ -7,12 +7,12 @@ use crate::measure::{Key, Series};
 use crate::nbd::{self, NbdArgs, Policy};
 use crate::output::OutputArgs;
 
-/// What the names of the cases begin with.
+/// Prefix of the cases' names.
 pub(super) const PREFIX: &str = "cache-";
-/// Seconds that fio runs, at least: it starts and stops in half of one.
+/// Least seconds of a run of fio, which takes half a second to start and stop.
 const SECONDS_MIN: f64 = 0.4;
 
-/// The options of `bench nbd` for this part.
+/// Returns the options of `bench nbd` for this part.
 pub(super) fn options(args: &CacheArgs) -> NbdArgs {
     NbdArgs {
         policies: vec![Policy::Btt, Policy::Cache],

@@ -2,10 +2,10 @@
 //! (`HotStorage` 2023): a file of a size below or above that of the cache is written twice, in
 //! order, by writes of one size.
 //!
-//! The study's cache has 4 GiB, and its cleaner was off. Ours cleans as it does for users. Both are
+//! The study's cache has 4 GiB, and its cleaner was off. Ours cleans as in production. Both are
 //! measured with lines of 4, 16 and 64 KiB; ours of 4 KiB also with the setting `cost=auto`.
 //!
-//! The study's requests come one at a time. A part of the cells is measured with 32 at a time too.
+//! The study's requests come one at a time. Some cells are also measured with 32 at a time.
 
 use std::sync::Arc;
 
@@ -22,30 +22,30 @@ use crate::plan::size_name;
 use crate::table::{Table, number_cell};
 use crate::workload::{Stop, Workload};
 
-/// What the names of the cases begin with.
+/// Prefix of the cases' names.
 pub(super) const PREFIX: &str = "study-";
 
 /// Sizes of a write.
 pub(super) const WRITES_BYTES: [u32; 5] = [4 << 10, 16 << 10, 64 << 10, 512 << 10, 1 << 20];
 /// Sizes of the file, as shares of the cache.
 pub(super) const FILES_PCT: [u64; 4] = [50, 75, 125, 150];
-/// Requests at a time, and the sizes and files that are written so.
+/// Requests at a time of the deep cells, with the sizes of their writes and files.
 pub(super) const DEPTH: u32 = 32;
 pub(super) const DEEP_WRITES_BYTES: [u32; 3] = [4 << 10, 128 << 10, 1 << 20];
 pub(super) const DEEP_FILES_PCT: [u64; 2] = [50, 125];
-/// Size of the writes from which on the backing is given them back to back, too.
+/// Writes of this size and above are also measured back to back on the backing.
 const ALONE_FROM_BYTES: u32 = 128 << 10;
-/// The backing alone, given all requests of a batch at once.
+/// The backing alone, which gets all requests of a batch at once.
 pub(super) const BACKING_AT_ONCE: &str = "backing-32";
-/// The share of `--size` that the cache of the study has.
+/// Divisor of `--size` for the cache of the study.
 const SHARE: u64 = 4;
 
-/// Whether `key` is of a cell of the matrix.
+/// Returns whether `key` belongs to a cell of the matrix.
 pub(crate) fn is_study(key: &Key) -> bool {
     key.case.starts_with(PREFIX)
 }
 
-/// Once over the file, or once more.
+/// The first or the second pass over the file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Access {
     First,
@@ -63,7 +63,7 @@ impl Access {
     }
 }
 
-/// The case of an access to a file of `file_pct` percent of the cache.
+/// Returns the case of an access to a file of `file_pct` percent of the cache.
 pub(super) fn case(file_pct: u64, access: Access) -> String {
     format!("{PREFIX}{file_pct}pct-{}", access.name())
 }
@@ -94,7 +94,7 @@ pub(super) fn measure(bench: &mut Bench<'_>) -> Result<()> {
     deep(bench, &pool, &backing, &[btt, alone])
 }
 
-/// Measures a part of the matrix with many requests at a time.
+/// Measures some cells of the matrix with many requests at a time.
 fn deep(
     bench: &mut Bench<'_>,
     pool: &Pool,
@@ -108,7 +108,7 @@ fn deep(
             let workload = Workload { iodepth: DEPTH, ..workload };
             let at_once = Workload { flush_every: DEPTH.into(), ..workload.clone() };
             let [file, at_once] = [workload, at_once].map(|workload| File { file_pct, workload });
-            // Smaller writes back to back take the backing as long as one at a time.
+            // Smaller writes take the backing as long back to back as one at a time.
             let peers = if block_bytes < ALONE_FROM_BYTES { &peers[..1] } else { peers };
             for repetition in 1..=bench.args.repetitions {
                 for peer in peers {
@@ -151,7 +151,7 @@ impl File {
     }
 }
 
-/// The curves: for each size of a write the speed by file and access.
+/// Returns the curves: for each size of a write the speed by file and access.
 pub(crate) fn figures() -> Vec<Figure> {
     const FIGURES: [(&str, &str); WRITES_BYTES.len()] = [
         ("study-4k", "Writes of 4 KiB, MB/s"),
@@ -182,17 +182,17 @@ pub(crate) fn figures() -> Vec<Figure> {
     FIGURES.into_iter().zip(WRITES_BYTES).map(figure).collect()
 }
 
-/// What the study says of Open CAS where a write is one line, by sizes of 4, 16 and 64 KiB.
+/// The study's figures of Open CAS for writes of one line, by sizes of 4, 16 and 64 KiB.
 const OPEN_CAS: &str = "Open CAS, in the study";
-/// By how much the first access is slower than the second, below the capacity, in percent: an
-/// Optane before a PM9A3 (3.3.1).
+/// Slowdown of the first access against the second, below the capacity, in percent: an Optane
+/// before a PM9A3 (3.3.1).
 const GAP_PCT: [f64; 3] = [40.0, 25.0, 14.0];
 /// Bytes of metadata of a miss: a block of 4 KiB (3.3.1).
 const MISS_METADATA_BYTES: f64 = 4096.0;
-/// Of a miss that evicts: two of them (3.3.2).
+/// Bytes of metadata of a miss that evicts: two blocks (3.3.2).
 const EVICT_METADATA_BYTES: f64 = 8192.0;
 
-/// Our figures beside those that the study prints.
+/// Makes the table of our figures beside those of the study.
 pub(crate) fn table(series: &[Series]) -> Table {
     let headers = ["what", "of", "4 KiB", "16 KiB", "64 KiB"];
     let mut table = Table::new("study-paper", "Beside the figures of the study", &headers);
@@ -220,7 +220,7 @@ pub(crate) fn table(series: &[Series]) -> Table {
     table
 }
 
-/// The part of the matrix with many requests at a time.
+/// Makes the table of the cells with many requests at a time.
 pub(crate) fn deep_table(series: &[Series]) -> Table {
     let title = format!("The study's matrix, {DEPTH} requests at a time");
     let rows = deep_cells().filter_map(|(block_bytes, file_pct, access)| {
@@ -251,14 +251,14 @@ pub(crate) fn deep_table(series: &[Series]) -> Table {
     Table::of_rows("study-deep", title, rows)
 }
 
-/// Size of a write, file and access of each cell with many requests at a time.
+/// Returns size of a write, file and access of each cell with many requests at a time.
 pub(super) fn deep_cells() -> impl Iterator<Item = (u64, u64, Access)> {
     let files = || DEEP_FILES_PCT.into_iter().flat_map(|pct| Access::ALL.map(|it| (pct, it)));
     let sizes = DEEP_WRITES_BYTES.into_iter();
     sizes.flat_map(move |bytes| files().map(move |(pct, it)| (u64::from(bytes), pct, it)))
 }
 
-/// The series of `policy` in `case` with writes of a size, so many at a time.
+/// Finds the series of `policy` in `case` with writes of a size and an I/O depth.
 pub(super) fn find<'a>(
     series: &'a [Series],
     policy: &str,

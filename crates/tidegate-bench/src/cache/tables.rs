@@ -1,4 +1,4 @@
-//! The tables of a run, besides those that all measurements have.
+//! The tables of a run, besides those of all measurements.
 
 use super::CACHE;
 use super::cases::Kind;
@@ -7,7 +7,8 @@ use crate::measure::{Key, Series, Traffic, of_policy, ratio_cells, throughput};
 use crate::report::counterpart;
 use crate::table::{Table, number_cell};
 
-/// Misses, hits and evictions: latency beside the floor, and bytes to the memory a byte.
+/// Makes the table of misses, hits and evictions: latency beside the floor, and bytes to the memory
+/// for each byte written.
 pub(crate) fn cases(all: &[Series]) -> Table {
     let mut shown: Vec<&Series> =
         all.iter().filter(|series| Kind::of(&series.key.case).is_some()).collect();
@@ -17,7 +18,7 @@ pub(crate) fn cases(all: &[Series]) -> Table {
     Table::of_rows("cache-cases", "Random writes of 4 KiB, mode wb", rows)
 }
 
-/// The cache beside OCF, where that was measured.
+/// Makes the table of the cache beside OCF, if OCF was measured.
 pub(crate) fn beside_ocf(all: &[Series]) -> Table {
     let rows = all.iter().filter_map(|cache| {
         let ocf = of_policy(all, OCF, &cache.key)?;
@@ -40,7 +41,7 @@ pub(crate) fn beside_ocf(all: &[Series]) -> Table {
     Table::of_rows("cache-ocf", "The cache beside OCF, the library in Open CAS", rows)
 }
 
-/// A measurement of OCF.
+/// Returns whether `key` is a measurement of OCF.
 pub(crate) fn is_ocf(key: &Key) -> bool {
     key.policy == OCF
 }

@@ -1,4 +1,4 @@
-//! The speed and the traffic that the cache is built for, as data, and whether a run met them.
+//! The targets of the cache for speed and traffic, as data, and the verdicts of a run.
 //!
 //! A target over several cases holds if the worst of them does.
 
@@ -13,14 +13,14 @@ use crate::nbd;
 use crate::plan::size_name;
 use crate::targets::{Number, Verdict, at_least, at_most};
 
-/// What OCF, the library in Open CAS, reached in user space on a machine of this size, its cache in
-/// a tmpfs: writes a second into a full cache before a file through the page cache.
+/// The result of OCF, the library in Open CAS, in user space on a machine of this size, with its
+/// cache in a tmpfs: writes a second into a full cache before a file through the page cache.
 const OCF_FULL_WRITES_PER_S: f64 = 30_000.0;
-/// The pool of which the opening has a bound, and seconds of that bound for each GiB.
+/// The pool size that the bound of an opening refers to, and seconds of that bound for each GiB.
 const TARGET_GIB: f64 = 8.0;
 const OPEN_S_A_GIB: f64 = 0.3 / TARGET_GIB;
 
-/// The verdicts on all targets that this run measured.
+/// Returns the verdicts on all targets that this run measured.
 pub(crate) fn verdicts(series: &[Series], report: &CacheReport) -> Vec<Verdict> {
     let found = Found(series);
     let all = [found.cases(), found.study(), found.served(), found.behind()];
@@ -32,11 +32,11 @@ fn p50(sample: &Sample) -> f64 {
     sample.p50_ns as f64
 }
 
-/// What was measured.
+/// The measurements of a run.
 struct Found<'a>(&'a [Series]);
 
 impl Found<'_> {
-    /// Writes of one thread, one at a time.
+    /// Finds the writes of one thread, one at a time.
     fn writes(&self, policy: &str, case: &str) -> Option<&Series> {
         find(self.0, policy, case, Op::Write, (1, 1))
     }
@@ -169,7 +169,7 @@ impl Found<'_> {
         let opened = find(self.0, CACHE, opening::CASE, Op::Read, (1, 1))?;
         let gib = opened.key.block_bytes as f64 / f64::from(1 << 30);
         let seconds = opened.spread(|sample| sample.mean_ns).median / 1e9;
-        // The part of an opening that does not grow with the pool is scaled too.
+        // The fixed part of an opening is scaled too.
         let scaled = if gib < TARGET_GIB { format!(", from {gib:.1} GiB") } else { String::new() };
         let name = format!("opening after a crash, for {TARGET_GIB} GiB{scaled}: s");
         let number = (seconds / gib * TARGET_GIB, String::new());

@@ -12,7 +12,7 @@ use crate::error::{BenchError, Result};
 use crate::pattern::{Pattern, Picker};
 use crate::workload::{Stop, Workload};
 
-/// The number that is measured.
+/// Name of the measure.
 pub(super) const MEASURE: &str = "hits of Zipf 0.99 reads, backing 10x the cache";
 /// The policy of the simulation in the table.
 pub(super) const SIMULATION: &str = "simulation";
@@ -20,12 +20,12 @@ pub(super) const SIMULATION: &str = "simulation";
 const PATTERN: Pattern = Pattern::Zipf { theta: 0.99 };
 /// Size of the backing, in sizes of the cache.
 const BACKING_SIZES: u64 = 10;
-/// Reads before the count begins, and those that are counted, in slots of the cache.
+/// Reads before the count begins, and counted reads, in slots of the cache.
 const READS_A_SLOT: u64 = 30;
-/// The share of `--size` that the cache has.
+/// Divisor of `--size` for the cache.
 const SHARE: u64 = 4;
 
-/// Measures the hit ratio, and simulates it.
+/// Measures the hit ratio, and simulates the policy.
 pub(super) fn measure(bench: &mut Bench<'_>) -> Result<()> {
     let size = bench.args.size / SHARE;
     let pool = Pool::new(bench.args, size)?;
@@ -45,7 +45,7 @@ pub(super) fn measure(bench: &mut Bench<'_>) -> Result<()> {
     Ok(())
 }
 
-/// What is read: a function of the seed.
+/// A sequence of reads, determined by the seed.
 struct Reads {
     pages: u64,
     slots: u64,
@@ -57,7 +57,7 @@ impl Reads {
         self.slots * READS_A_SLOT
     }
 
-    /// The share of the counted reads that hit, in percent.
+    /// Returns the share of the counted reads that hit, in percent.
     fn of_cache(&self, subject: &Subject, cache: &CacheDevice) -> Result<f64> {
         let part = |seed| {
             let bytes = self.pages * u64::from(PAGE_BYTES);
@@ -71,8 +71,8 @@ impl Reads {
         Ok((hits() - before) as f64 * 100.0 / self.count() as f64)
     }
 
-    /// Hits, in percent, of a cache that is nothing but the policy: a page that misses is kept at
-    /// once.
+    /// Returns the hits, in percent, of a cache that consists of the policy alone: a page that
+    /// misses is kept at once.
     fn simulated(&self, policy: &ReplacementEntry) -> f64 {
         let mut simulation = Simulation::new(policy, self.slots);
         let mut hits = 0;
@@ -100,7 +100,7 @@ impl Simulation {
         Self { policy, pages, slots: HashMap::new(), free: (0..slots).collect() }
     }
 
-    /// Reads `page`. True: it was there.
+    /// Reads `page`. Returns whether it was a hit.
     fn reads(&mut self, page: u64) -> bool {
         if let Some(slot) = self.slots.get(&page) {
             self.policy.touch(*slot, false);
@@ -129,7 +129,7 @@ fn slots_of(cache: &CacheDevice) -> u64 {
     bytes.iter().sum::<u64>() / u64::from(PAGE_BYTES)
 }
 
-/// The policy that evicts from `cache`.
+/// Returns the policy that evicts from `cache`.
 fn policy_of(cache: &CacheDevice) -> Result<&'static ReplacementEntry> {
     let settings = cache.settings();
     let set = settings.iter().find(|setting| setting.key == "eviction");

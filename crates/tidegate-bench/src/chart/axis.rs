@@ -1,11 +1,11 @@
-//! Axes: from numbers to places on a plot, and where the ticks are.
+//! Axes: from numbers to positions on a plot, and the positions of the ticks.
 
 use super::short;
 
-/// How the numbers of an axis are laid out.
+/// The layout of an axis.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Axis {
-    /// A place for each label; the number of a point counts them from 0.
+    /// A column for each label; the number of a point counts the columns from 0.
     Columns(Vec<String>),
     /// Evenly, from 0 or the smallest number.
     Linear,
@@ -21,7 +21,7 @@ pub(super) struct Scale<'a> {
 }
 
 impl<'a> Scale<'a> {
-    /// `axis` for all of `values`.
+    /// Makes a scale of `axis` for all of `values`.
     pub(super) fn new(axis: &'a Axis, values: impl Iterator<Item = f64> + Clone) -> Self {
         let shown = values.filter(|value| is_shown(axis, *value));
         let most = shown.clone().fold(f64::MIN, f64::max);
@@ -36,7 +36,7 @@ impl<'a> Scale<'a> {
         Self { axis, low, high }
     }
 
-    /// The share of the axis at which `value` is, from 0 to 1; none if it cannot be shown.
+    /// Returns the position of `value` on the axis, from 0 to 1, or `None` if it cannot be shown.
     pub(super) fn share(&self, value: f64) -> Option<f64> {
         is_shown(self.axis, value).then(|| match self.axis {
             Axis::Log => (value / self.low).ln() / (self.high / self.low).ln(),
@@ -44,7 +44,7 @@ impl<'a> Scale<'a> {
         })
     }
 
-    /// Numbers and labels of the ticks.
+    /// Returns the numbers and labels of the ticks.
     pub(super) fn ticks(&self) -> Vec<(f64, String)> {
         match self.axis {
             Axis::Columns(labels) => (0u32..).map(f64::from).zip(labels.iter().cloned()).collect(),
@@ -62,7 +62,7 @@ fn labelled(ticks: Vec<f64>) -> Vec<(f64, String)> {
     ticks.into_iter().map(|tick| (tick, short(tick))).collect()
 }
 
-/// Four to ten round numbers.
+/// Returns four to ten round numbers.
 fn linear_ticks(low: f64, high: f64) -> Vec<f64> {
     let rough = (high - low) / 5.0;
     let power = 10f64.powf(rough.log10().floor());
@@ -75,7 +75,7 @@ fn linear_ticks(low: f64, high: f64) -> Vec<f64> {
         .collect()
 }
 
-/// Powers of ten; with their double and fivefold where there are few.
+/// Returns powers of ten, with their double and fivefold if there are few.
 fn log_ticks(low: f64, high: f64) -> Vec<f64> {
     let decades = (high / low).log10();
     let digits: &[f64] = if decades < 3.0 { &[1.0, 2.0, 5.0] } else { &[1.0] };

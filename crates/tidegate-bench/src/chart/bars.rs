@@ -1,4 +1,4 @@
-//! Bars: a number of each name, whole or in parts.
+//! Bars: a number for each name, whole or in parts.
 
 use maud::{Markup, html};
 
@@ -12,9 +12,9 @@ const BAR: f64 = 12.0;
 /// A plot of bars, one below the other.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Bars {
-    /// What is shown.
+    /// The title of the plot.
     pub title: String,
-    /// What is measured, with its unit.
+    /// The measure, with its unit.
     pub label: String,
     /// The bars.
     pub bars: Vec<Bar>,
@@ -23,14 +23,14 @@ pub struct Bars {
 /// The numbers of one name.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Bar {
-    /// Whose.
+    /// The name.
     pub name: String,
-    /// The parts that it has, each with a name; only one, whose name is not shown, for a whole.
+    /// The named parts of the bar; a whole bar has one part, whose name is not shown.
     pub parts: Vec<(String, f64)>,
 }
 
 impl Bar {
-    /// A bar of one number.
+    /// Makes a bar of one number.
     pub fn whole(name: impl Into<String>, value: f64) -> Self {
         Self { name: name.into(), parts: vec![(String::new(), value)] }
     }
@@ -45,7 +45,7 @@ fn shown(value: f64) -> f64 {
 }
 
 impl Bars {
-    /// The names of the parts, in order; none where all bars are whole.
+    /// Returns the names of the parts, in order; empty if all bars are whole.
     fn parts(&self) -> Vec<&str> {
         let mut names: Vec<&str> = Vec::new();
         for (name, _) in self.bars.iter().flat_map(|bar| &bar.parts) {
@@ -96,7 +96,7 @@ impl Bars {
     }
 }
 
-/// The number of each part of `bar`, where it begins, and how wide it is.
+/// Returns number, begin and width of each part of `bar`.
 fn pieces(bar: &Bar, parts: &[&str], scale: f64) -> Vec<(usize, f64, f64)> {
     let mut from = 0.0;
     let mut pieces = Vec::new();
@@ -109,7 +109,7 @@ fn pieces(bar: &Bar, parts: &[&str], scale: f64) -> Vec<(usize, f64, f64)> {
     pieces
 }
 
-/// A piece of a bar, in the colour of the bar and with the hatching of the part.
+/// Draws a piece of a bar, in the colour of the bar and with the hatching of the part.
 fn area(part: usize, x: f64, width: f64, y: f64) -> Markup {
     let (x, width) = ((x * 10.0).round() / 10.0, (width * 10.0).round() / 10.0);
     html! {
@@ -120,7 +120,7 @@ fn area(part: usize, x: f64, width: f64, y: f64) -> Markup {
     }
 }
 
-/// A part in the colour of text: all bars have it.
+/// Draws a part in the colour of text: all bars have the part.
 fn swatch(part: usize) -> Markup {
     html! { svg.plain viewBox="0 0 38 14" aria-hidden="true" { (area(part, 0.0, 38.0, 1.0)) } }
 }

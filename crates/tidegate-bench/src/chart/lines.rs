@@ -1,4 +1,4 @@
-//! Lines: a number of each name at each place.
+//! Lines: for each name, a number at each position.
 
 use std::fmt::Write as _;
 
@@ -13,23 +13,23 @@ const LEFT: f64 = 46.0;
 const RIGHT: f64 = 10.0;
 const TOP: f64 = 24.0;
 const BOTTOM: f64 = 40.0;
-/// More points than these are dots without marks.
+/// Above this number of points, a line has dots without marks.
 const MOST_MARKS: usize = 100;
-/// About how wide a letter of a label is.
+/// Approximate width of a letter of a label.
 const LETTER: f64 = 6.5;
 
 /// A plot of lines.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Lines {
-    /// What is shown.
+    /// The title of the plot.
     pub title: String,
-    /// What varies, with its unit.
+    /// The varied parameter, with its unit.
     pub x_label: String,
-    /// How that is laid out.
+    /// Layout of the horizontal axis.
     pub x: Axis,
-    /// What is measured, with its unit.
+    /// The measure, with its unit.
     pub y_label: String,
-    /// How that is laid out.
+    /// Layout of the vertical axis.
     pub y: Axis,
     /// The lines.
     pub lines: Vec<Line>,
@@ -38,16 +38,16 @@ pub struct Lines {
 /// The numbers of one name.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Line {
-    /// Whose.
+    /// The name.
     pub name: String,
-    /// What varies, and what was measured there.
+    /// Values of the varied parameter, and the measurements there.
     pub points: Vec<(f64, f64)>,
-    /// The points are joined: what lies between two of them has a meaning.
+    /// Whether the points are joined: values between two points have a meaning.
     pub joined: bool,
 }
 
 impl Line {
-    /// A joined line with a value at each column that has one.
+    /// Makes a joined line with a point at each column that has a value.
     pub fn of_columns(name: impl Into<String>, values: &[Option<f64>]) -> Self {
         let columns = (0u32..).map(f64::from).zip(values);
         let points = columns.filter_map(|(at, value)| Some((at, (*value)?))).collect();
@@ -98,7 +98,7 @@ impl Lines {
     }
 }
 
-/// The ticks below the plot: as many as have space.
+/// Returns the ticks below the plot, as many as fit.
 fn x_ticks(x: &Scale<'_>) -> Vec<(f64, String)> {
     let ticks = x.ticks();
     let longest = ticks.iter().map(|(_, text)| text.chars().count()).max().unwrap_or(0);
@@ -116,7 +116,7 @@ fn y_at(y: &Scale<'_>, value: f64) -> Option<f64> {
     y.share(value).map(|share| HEIGHT - BOTTOM - share * (HEIGHT - BOTTOM - TOP))
 }
 
-/// A tenth of a unit is finer than a screen shows.
+/// Rounds to tenths of a unit, finer than a screen shows.
 fn round(value: f64) -> f64 {
     (value * 10.0).round() / 10.0
 }
@@ -160,7 +160,7 @@ fn mark(look: Look, x: f64, y: f64) -> Markup {
     html! { path class=(class) d=(look.mark()) transform=(format!("translate({x} {y})")) {} }
 }
 
-/// A piece of a line with its mark, for the legend.
+/// Draws a piece of a line with its mark, for the legend.
 fn swatch(look: Look, is_joined: bool) -> Markup {
     html! {
         svg viewBox="0 0 38 14" aria-hidden="true" {

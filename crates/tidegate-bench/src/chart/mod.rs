@@ -1,5 +1,5 @@
 //! Plots as SVG in a page: lines of numbers, and bars. Colours, dashes and marks come from
-//! [`Looks`], the page's style sheet draws them.
+//! [`Looks`]; the page's style sheet draws them.
 
 mod axis;
 mod bars;
@@ -16,14 +16,14 @@ use crate::look::Looks;
 /// A plot.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Plot {
-    /// A line a name.
+    /// One line for each name.
     Lines(Lines),
-    /// A bar a name.
+    /// One bar for each name.
     Bars(Bars),
 }
 
 impl Plot {
-    /// The plot as a figure of the page.
+    /// Draws the plot as a figure of the page.
     pub fn figure(&self, looks: &Looks) -> Markup {
         match self {
             Self::Lines(lines) => lines.figure(looks),
@@ -31,7 +31,7 @@ impl Plot {
         }
     }
 
-    /// Whose numbers it shows.
+    /// Returns the names in the plot.
     pub fn names(&self) -> Vec<&str> {
         match self {
             Self::Lines(plot) => plot.lines.iter().map(|line| line.name.as_str()).collect(),
@@ -40,12 +40,12 @@ impl Plot {
     }
 }
 
-/// The figures of `plots`, side by side where the page is wide enough.
+/// Draws the figures of `plots`, side by side if the page is wide enough.
 pub fn figures(plots: &[Plot], looks: &Looks) -> Markup {
     html! { div.plots { @for plot in plots { (plot.figure(looks)) } } }
 }
 
-/// A number on a plot: three digits, with k, M, G or T for powers of 1000.
+/// Formats a number on a plot: three digits, with k, M, G or T for powers of 1000.
 pub(crate) fn short(value: f64) -> String {
     let magnitude = value.abs();
     let (scaled, unit) = match magnitude {

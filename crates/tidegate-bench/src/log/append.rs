@@ -27,7 +27,7 @@ use crate::workload::{Outcome, Stop, Workload};
 /// Size of a record's header.
 const HEADER: usize = 64;
 pub(super) const HEADER_BYTES: u64 = HEADER as u64;
-/// Files that threads append to, each to one of its own.
+/// Files that threads append to, one for each thread.
 const FILES: u64 = 2;
 
 /// Case of appends.
@@ -36,7 +36,7 @@ pub(crate) const CASE: &str = "log-append";
 pub(super) const SIZES_BYTES: [u32; 2] = [128, 4096];
 /// Size of the log, larger than any cache of a CPU.
 const REGION_BYTES: u64 = 512 << 20;
-/// Offsets of the writes that are logged are below this.
+/// The logged writes are at offsets below this.
 const FILE_BYTES: u64 = 1 << 30;
 
 /// Measures the floor and the log.
@@ -86,7 +86,7 @@ fn run(
     workload.run(device).map_err(BenchError::device("log"))
 }
 
-/// What takes appends, and is durable when it returns.
+/// Takes appends, which are durable when they return.
 trait Append: Send + Sync {
     /// Appends a record of a write of `data` at `offset` of a file.
     fn append(&self, offset: u64, data: &[u8]) -> device::Result<()>;
@@ -121,8 +121,8 @@ impl<A: Append> BlockDevice for AppendOnly<A> {
     }
 }
 
-/// The floor: what a record takes at least, at the next position of the region, with nothing shared
-/// but that position.
+/// The floor: the least work of a record, at the next position of the region. Only that position is
+/// shared.
 struct BareAppend {
     region: Arc<Region>,
     next: AtomicU64,
@@ -137,7 +137,7 @@ impl BareAppend {
 impl Append for BareAppend {
     fn append(&self, offset: u64, data: &[u8]) -> device::Result<()> {
         let len = data.len() as u64;
-        // A multiple of 64, as the region's size.
+        // A multiple of 64, like the region's size.
         let bytes = HEADER_BYTES + len.next_multiple_of(64);
         let at = self.next.fetch_add(bytes, Ordering::Relaxed) % (self.region.len_bytes() - bytes);
         let checksum = crc_fast::checksum(crc_fast::CrcAlgorithm::Crc32Iscsi, data);
@@ -153,7 +153,7 @@ impl Append for BareAppend {
     }
 }
 
-/// The log as programs use it, without the kernel's part: lock, slot, record.
+/// The log as programs use it, without the work of the kernel: lock, slot, record.
 struct LogAppend {
     log: Log,
     files: Vec<FileRef>,
@@ -163,7 +163,7 @@ struct LogAppend {
 }
 
 impl LogAppend {
-    /// A log in all of `region`, that has space.
+    /// Makes an empty log in all of `region`.
     fn new(region: Arc<Region>) -> Result<Self> {
         let log = new_log(region)?;
         let files = (0..FILES).map(|file| log.entry_for(&key(file)));
@@ -181,14 +181,14 @@ impl LogAppend {
         ticket.write(offset, &[IoSlice::new(data)], false).map(drop)
     }
 
-    /// Retires all that is finished, as the supervisor does once the files have it.
+    /// Retires all finished records, as the supervisor does once the files have them.
     fn reclaim(&self) -> std::result::Result<(), LogError> {
         let _alone = self.retiring.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
         self.log.ring().retire_to(self.log.ring().safe_position())
     }
 }
 
-/// A log in all of `region`.
+/// Makes a log in all of `region`.
 pub(super) fn new_log(region: Arc<Region>) -> Result<Log> {
     tidegate::log::create(&region, &LogOptions::default()).map_err(of_log)?;
     let pool = LogPool::open(region).map_err(of_log)?;
@@ -198,7 +198,7 @@ pub(super) fn new_log(region: Arc<Region>) -> Result<Log> {
         .map_err(of_log)
 }
 
-/// The log failed while it was measured.
+/// Makes the error of a log that failed while it was measured.
 pub(super) fn of_log(error: impl std::fmt::Display) -> BenchError {
     BenchError::program("log", format!("failed while it was measured: {error}"))
 }

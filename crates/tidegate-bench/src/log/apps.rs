@@ -1,6 +1,6 @@
-//! Programs that people use, each with the benchmark that it comes with where there is one.
+//! Widely used programs, each with its own benchmark if it has one.
 //!
-//! Without syncs, the `eatmydata` library answers them: the same way for all.
+//! Without syncs, the `eatmydata` library answers the syncs of all programs.
 
 use std::ffi::OsString;
 use std::path::Path;
@@ -17,10 +17,10 @@ use crate::programs::parse_sample;
 
 /// The driver.
 const DRIVER: &str = include_str!("../../programs/apps.py");
-/// What runs it: Debian's, which has the modules of Debian's packages.
+/// The interpreter: Debian's, which has the modules of Debian's packages.
 const PYTHON: &str = "/usr/bin/python3";
 
-/// Programs: the name for the driver, what must be there, and the package that has it.
+/// Programs: the name for the driver, the required program, and its package.
 const APPS: [(&str, &str, &str); 8] = [
     ("redis", "redis-benchmark", "redis-server"),
     ("mariadb", "sysbench", "mariadb-server sysbench"),
@@ -32,17 +32,17 @@ const APPS: [(&str, &str, &str); 8] = [
     ("h2", "javac", "default-jdk-headless libh2-java"),
 ];
 
-/// The names of all programs.
+/// Returns the names of all programs.
 pub(super) fn names() -> impl Iterator<Item = &'static str> {
     APPS.into_iter().map(|(name, ..)| name)
 }
 
-/// The case of the program with this name.
+/// Returns the case of the program with this name.
 pub(super) fn case_of(name: &str) -> String {
     format!("{RUN_PREFIX}app-{name}")
 }
 
-/// Measures the programs that were asked for. Those that are not there are noted.
+/// Measures the requested programs. A program that is not installed is noted.
 pub(super) fn measure(bench: &mut Bench<'_>) -> Result<()> {
     let driver = bench.bed.file("apps.py");
     std::fs::write(&driver, DRIVER).map_err(BenchError::os("write", &driver))?;
@@ -80,7 +80,7 @@ fn run(bench: &Bench<'_>, way: Way, driver: &Path, app: &str) -> Result<Sample> 
     parse_sample(app, output_of(command)?.trim())
 }
 
-/// The words that start a program in this way.
+/// Returns the words that start a program in this way.
 fn started_by(bench: &Bench<'_>, way: Way) -> Result<Vec<OsString>> {
     if way.syncs {
         let pool = pool(bench.args);

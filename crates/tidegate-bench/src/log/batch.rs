@@ -21,7 +21,7 @@ use crate::workload::{Outcome, Stop, Workload};
 
 /// The case of random writes.
 pub(crate) const CASE: &str = "log-batch";
-/// The policy that others are compared with.
+/// The policy that the others are compared with.
 pub(crate) const ONE: &str = "batch-1";
 /// Writes between two flushes of the file, as in the paper's figure, and the policies of their
 /// rows.
@@ -32,12 +32,13 @@ const BLOCK_BYTES: u32 = 4096;
 const RECORD_BYTES: u64 = BLOCK_BYTES as u64 + HEADER_BYTES;
 /// Several of the largest batches.
 const POOL_BYTES: u64 = 64 << 20;
-/// The file that is written; the paper's log of 8 GiB took 20 GiB.
+/// Size of the written file; the paper's log of 8 GiB took 20 GiB.
 const FILE_BYTES: u64 = 1 << 30;
-/// Flushes of a large batch take a tenth of a second: so many times as long as other runs.
+/// Flushes of a large batch take a tenth of a second: these runs take this many times as long as
+/// others.
 const LONGER: f64 = 5.0;
 
-/// What it should take.
+/// Returns the planned time.
 pub(super) fn plan(args: &LogArgs) -> Plan {
     let cost = Duration::from_secs_f64(args.seconds * LONGER + 0.8 + args.scale);
     Plan { steps: u32::try_from(BATCHES.len()).unwrap_or(u32::MAX), cost }
@@ -60,7 +61,7 @@ pub(super) fn measure(bench: &mut Bench<'_>) -> Result<()> {
     std::fs::remove_file(&path).map_err(BenchError::os("remove", path))
 }
 
-/// A log before `backing` that has no free space.
+/// Makes a log before `backing`, and fills it.
 fn full_log(args: &LogArgs, backing: Arc<dyn BlockDevice>, batch: u64) -> Result<LogDevice> {
     let region = unnamed_region(&args.dir, &args.media, POOL_BYTES)?;
     let bytes = backing.geometry().size_bytes();

@@ -2,8 +2,8 @@
 //! program.
 //!
 //! Invariants:
-//! 1. Files and pools lie in directories of their own, which go with the bed.
-//! 2. Before each run that counts, all that was written before is on the disk: [`Bed::sync_disk`].
+//! 1. Files and pools lie in directories of their own, which are removed with the bed.
+//! 2. Before each run that counts, all earlier writes are on the disk: [`Bed::sync_disk`].
 
 use std::ffi::{OsStr, OsString};
 use std::fs::File;
@@ -22,7 +22,7 @@ use crate::error::{BenchError, Result};
 use crate::nbd::this_server;
 use crate::policy::by_name;
 
-/// Policies of programs as they are and under `tidegate run`, with their syncs and without.
+/// Policies of programs, plain and under `tidegate run`, with their syncs and without.
 pub(super) const PLAIN: &str = "plain";
 pub(super) const RUN: &str = "run";
 pub(super) const PLAIN_NO_SYNC: &str = "plain-nosync";
@@ -31,17 +31,17 @@ pub(super) const RUN_NO_SYNC: &str = "run-nosync";
 /// How a program is started.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Runner {
-    /// As it is.
+    /// Directly.
     Plain,
     /// Under `tidegate run`.
     Run,
 }
 
 impl Runner {
-    /// All, in the order in which they take turns.
+    /// All runners, in the order of their turns.
     pub(super) const ALL: [Self; 2] = [Self::Plain, Self::Run];
 
-    /// The policy of its rows.
+    /// Returns the policy of the runner's rows.
     pub fn name(self) -> &'static str {
         match self {
             Self::Plain => PLAIN,
@@ -58,7 +58,7 @@ impl FromStr for Runner {
     }
 }
 
-/// How a program syncs, and where it runs.
+/// How a program is started, and whether it syncs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Way {
     pub(super) runner: Runner,
@@ -66,18 +66,18 @@ pub(super) struct Way {
 }
 
 impl Way {
-    /// Those of `runners`: each with syncs; without them as they are, and under `run` where
-    /// `off_under_run`.
+    /// Returns the ways of `runners`: each with syncs; plain without syncs, and under `run` without
+    /// syncs if `off_under_run`.
     pub(super) fn all(runners: &[Runner], off_under_run: bool) -> Vec<Self> {
         let off = |runner: &Runner| *runner == Runner::Plain || off_under_run;
         let without =
             runners.iter().copied().filter(off).map(|runner| Self { runner, syncs: false });
         let with = runners.iter().copied().map(|runner| Self { runner, syncs: true });
-        // Beside each other: what is compared.
+        // Ways that are compared run next to each other.
         without.chain(with).collect()
     }
 
-    /// The policy of its rows.
+    /// Returns the policy of the way's rows.
     pub(super) fn policy(self) -> &'static str {
         match (self.runner, self.syncs) {
             (runner, true) => runner.name(),
@@ -87,7 +87,7 @@ impl Way {
     }
 }
 
-/// A pool: one for each size that is asked for, kept from run to run as a user's would be.
+/// A pool: one for each requested size, kept from run to run as a user's pool would be.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Pool {
     pub(super) name: &'static str,
@@ -111,34 +111,36 @@ impl Bed {
         Ok(Self { disk, pools, tidegate })
     }
 
-    /// Where files are.
+    /// Returns the directory of the files.
     pub(super) fn files(&self) -> &Path {
         self.disk.path()
     }
 
-    /// The path of a file.
+    /// Returns the path of a file.
     pub(super) fn file(&self, name: &str) -> PathBuf {
         self.files().join(name)
     }
 
-    /// Where pools are.
+    /// Returns the directory of the pools.
     pub(super) fn pools(&self) -> &Path {
         self.pools.path()
     }
 
-    /// The path of a pool.
+    /// Returns the path of a pool.
     pub(super) fn pool(&self, pool: Pool) -> PathBuf {
         self.pools.path().join(pool.name)
     }
 
-    /// The load driver started by `runner` with the log in `pool`, without its options.
+    /// Makes the command of the load driver, started by `runner` with the log in `pool`; the
+    /// options are missing.
     pub(super) fn driver(&self, runner: Runner, pool: Pool) -> Command {
         let mut command = self.command(runner, pool, &self.tidegate);
         command.args(["bench", "io"]);
         command
     }
 
-    /// `program` started by `runner` with the log in `pool`, without its arguments.
+    /// Makes the command of `program`, started by `runner` with the log in `pool`; the arguments
+    /// are missing.
     pub(super) fn command(
         &self,
         runner: Runner,
@@ -153,16 +155,17 @@ impl Bed {
         command
     }
 
-    /// Has a program, and what it starts, run on the disk of the files, which `run` covers however
-    /// young they are: each case makes files of its own, and is over in a second.
+    /// Makes a program and its children run on the disk of the files. `run` covers files after two
+    /// syncs there: each case creates files of its own, and takes only a second.
     pub(super) fn place(&self, command: &mut Command) {
         command.current_dir(self.files()).env("TIDEGATE_COVER_AFTER", "2");
     }
 
-    /// An empty directory for a run, once all that was written is on the disk. It goes with the
-    /// result.
+    /// Makes an empty directory for a run, once all writes are on the disk. The directory is
+    /// removed when the result is dropped.
     pub(super) fn empty_directory(&self) -> Result<TempDir> {
-        // A short name: sockets of programs are in it, and their paths have 107 bytes.
+        // A short name: the directory holds sockets of programs, and their paths have at most 107
+        // bytes.
         let directory = tempfile::Builder::new().prefix("d").tempdir_in(self.files());
         let directory = directory.map_err(BenchError::os("create a directory in", self.files()))?;
         open_to_all(directory.path())?;
@@ -170,9 +173,9 @@ impl Bed {
         Ok(directory)
     }
 
-    /// A file of `bytes` random bytes, on the disk. Written page by page, as databases do: the page
-    /// cache then has it in pages, while of larger writes it makes larger pieces, in each of which
-    /// the kernel takes longer to write a page.
+    /// Creates a file of `bytes` random bytes, on the disk. The file is written page by page, as
+    /// databases do, so that the page cache holds it in pages. Larger writes make larger folios,
+    /// where the kernel takes longer to write a page.
     pub(super) fn random_file(&self, name: &str, bytes: u64) -> Result<PathBuf> {
         let path = self.file(name);
         let file = File::create(&path).map_err(BenchError::os("create", &path))?;
@@ -181,7 +184,7 @@ impl Bed {
         Ok(path)
     }
 
-    /// Syncs the file system of the files: all that was written until now is on the disk.
+    /// Syncs the file system of the files, so that all earlier writes are on the disk.
     pub(super) fn sync_disk(&self) -> Result<()> {
         let dir = self.files();
         let opened = File::open(dir).map_err(BenchError::os("open", dir))?;
@@ -190,7 +193,7 @@ impl Bed {
     }
 }
 
-/// The words that start a program under `tidegate`; none for [`Runner::Plain`].
+/// Returns the words that start a program under `tidegate`; none for [`Runner::Plain`].
 pub(super) fn under(
     tidegate: &Path,
     runner: Runner,
@@ -202,13 +205,13 @@ pub(super) fn under(
     }
     let mut words: Vec<OsString> = vec![tidegate.into(), "run".into(), "--pool".into()];
     words.extend([pool.into(), format!("--size={pool_bytes}").into()]);
-    // The driver is of these, which make system calls of their own, of other files.
+    // The driver is one of these programs, whose own system calls concern other files.
     words.extend(["--trust=*/tidegate".into(), "--trust=*/tidegate-bench".into()]);
     words.push("--".into());
     words
 }
 
-/// Bytes written so far to the disk that `dir` is on.
+/// Returns the number of bytes written so far to the disk that `dir` is on.
 pub(super) fn disk_bytes(dir: &Path) -> Result<u64> {
     let found = std::fs::metadata(dir).map_err(BenchError::os("inspect", dir))?.dev();
     let (major, minor) = (rustix::fs::major(found), rustix::fs::minor(found));

@@ -1,10 +1,10 @@
-//! The disk that files are on: a directory that is named, or a file system of the bench's own.
+//! The disk of the files: a named directory, or a file system of the bench's own.
 //!
 //! Invariants:
 //! 1. `tidegate run` covers files there: elsewhere their syncs are real, and a measurement would be
 //!    one of plain files.
-//! 2. What is made lies in a directory that goes with the [`Disk`], after the file system in it was
-//!    unmounted.
+//! 2. All created files lie in a directory that is removed with the [`Disk`], after the file system
+//!    in it was unmounted.
 
 use std::fmt;
 use std::fs::File;
@@ -21,14 +21,14 @@ use crate::machine::is_tmpfs;
 use crate::pattern::Rng;
 use crate::programs::{Loop, Mount, call};
 
-/// Where files lie if no directory is named: as they are, or in an image.
+/// The directory of the files by default, or of the image with their file system.
 const DEFAULT: &str = "/var/tmp";
 /// Size of a file system of the bench's own.
 pub(super) const DISK_BYTES: u64 = 8 << 30;
-/// Size of a write to its image.
+/// Size of a write to the image.
 const PIECE_BYTES: usize = 1 << 20;
 
-/// What files lie on.
+/// Location of the files.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Place {
     /// This directory.
@@ -38,10 +38,10 @@ pub(super) enum Place {
 }
 
 impl Place {
-    /// The directory `named`, or else what serves on this machine.
+    /// Returns the directory `named`, or a default that works on this machine.
     ///
     /// # Errors
-    /// [`BenchError::Usage`] where `run` covers no file there, and no file system can be made.
+    /// [`BenchError::Usage`] if `run` covers no file there, and no file system can be made.
     pub(super) fn of(named: Option<&Path>) -> Result<Self> {
         Self::for_user(named, rustix::process::geteuid().is_root())
     }
@@ -75,7 +75,8 @@ impl fmt::Display for Place {
     }
 }
 
-/// Why `tidegate run` covers no file in `dir`. None: it covers them.
+/// Returns the reason why `tidegate run` covers no file in `dir`, or `None` if it covers files
+/// there.
 fn why_plain(dir: &Path) -> Result<Option<String>> {
     let opened = File::open(dir).map_err(BenchError::os("open", dir))?;
     let found = fstatfs(&opened).map_err(std::io::Error::from);
@@ -91,11 +92,11 @@ fn why_plain(dir: &Path) -> Result<Option<String>> {
     Ok(has_none.then(|| "its file system has no UUID".to_owned()))
 }
 
-/// A directory for files; it goes with this.
+/// A directory for files, removed on drop.
 pub(super) struct Disk {
     path: PathBuf,
     _mount: Option<Mount>,
-    /// Removed last.
+    /// Removed last: fields drop in order.
     dir: TempDir,
 }
 
@@ -114,8 +115,8 @@ impl Disk {
         Ok(disk)
     }
 
-    /// All of the image is written, and none of it is given back: a request then costs what it
-    /// costs the disk below, and no allocation there.
+    /// Makes a file system in a fully written image; discards do not free its blocks. A request
+    /// then costs the same as on the disk below, without allocation there.
     fn in_image(dir: TempDir, bytes: u64) -> Result<Self> {
         let (image, path) = (dir.path().join("image"), dir.path().join("mnt"));
         std::fs::create_dir(&path).map_err(BenchError::os("create", &path))?;
@@ -127,13 +128,13 @@ impl Disk {
         let options = "nodiscard,lazy_itable_init=0,lazy_journal_init=0";
         let words = ["-q", "-F", "-b4096", "-E", options, &image.to_string_lossy()];
         call("mkfs.ext4", "e2fsprogs", &words)?;
-        // Around the page cache: it would take syncs for done that no disk has seen.
+        // Bypasses the page cache, which would report syncs as done before they reach a disk.
         let device = Loop::attach(&image, &["--direct-io=on"])?;
         let mount = Mount::new(&device, path.clone())?;
         Ok(Self { path, _mount: Some(mount), dir })
     }
 
-    /// The directory.
+    /// Returns the directory.
     pub(super) fn path(&self) -> &Path {
         &self.path
     }
@@ -150,7 +151,7 @@ pub(super) fn set_mode(path: &Path, mode: u32) -> Result<()> {
     std::fs::set_permissions(path, permissions).map_err(BenchError::os("set the mode of", path))
 }
 
-/// Writes `bytes` random bytes from where `file` stands, `piece_bytes` at a time.
+/// Writes `bytes` random bytes from the position of `file`, `piece_bytes` at a time.
 pub(super) fn write_in_order(
     mut file: &File,
     bytes: u64,

@@ -20,7 +20,7 @@ use crate::pattern::Pattern;
 use crate::policy::name_of;
 use crate::programs::parse_sample;
 
-/// The pool of all but those that are full.
+/// Returns the pool of all cases except those of a full log.
 pub(super) fn pool(args: &LogArgs) -> Pool {
     args.pool("pool", 1 << 30)
 }
@@ -29,31 +29,31 @@ pub(super) fn pool(args: &LogArgs) -> Pool {
 const BLOCK_BYTES: u32 = 4096;
 /// Size of an append.
 const APPEND_BYTES: u32 = 128;
-/// Part of each file that is written or read.
+/// Part of each file that requests use.
 const FILE_BYTES: u64 = 64 << 20;
-/// Requests of a thread whose writes cost a sync of the disk.
+/// Requests of a thread if each write costs a sync of the disk.
 const SYNCED_REQUESTS: u64 = 3000;
-/// Requests of a thread whose writes do not: half of the log for each of two threads.
+/// Requests of a thread if no write costs a sync: half of the log for each of two threads.
 const LOGGED_REQUESTS: u64 = 100_000;
 /// Requests of a reading thread.
 const READ_REQUESTS: u64 = 200_000;
-/// Written while the log is full.
+/// Bytes written while the log is full.
 const FULL_BYTES: u64 = 1 << 30;
-/// Requests in flight that the disk itself is measured with.
+/// Requests in flight for the measurement of the disk itself.
 const DISK_DEPTH: u32 = 32;
-/// The driver, as errors name it.
+/// The driver's name in errors.
 pub(super) const DRIVER: &str = "bench io";
 
 /// Case of blocks to a descriptor with `O_DSYNC`.
 const DSYNC: &str = "run-write-dsync";
 /// Case of blocks with an `fdatasync` after each.
 pub(super) const FDATASYNC: &str = "run-write-fdatasync";
-/// Appends of threads that share a file.
+/// Case of threads that share a file, with an `fdatasync` after each block.
 pub(super) const ONE_FILE: &str = "run-write-fdatasync-one-file";
 /// Case of small appends with an `fdatasync` after each.
 pub(super) const APPEND: &str = "run-append-fdatasync";
 
-/// Policy of the disk by itself: requests around the page cache, 32 of them in flight.
+/// Policy of the disk by itself: 32 requests in flight, around the page cache.
 pub(super) const DISK: &str = "disk-depth-32";
 
 /// A case of the load driver.
@@ -68,15 +68,16 @@ pub(super) struct Case {
     pub(super) block_bytes: u32,
     pub(super) file_bytes: u64,
     pub(super) requests: u64,
-    /// It ends after this time instead.
+    /// Ends the case after this time instead.
     pub(super) seconds: Option<f64>,
-    /// From when a request is due until the next one is; zero: until it is answered.
+    /// Time from one due request to the next; zero: a request is due when the one before is
+    /// answered.
     pub(super) pace: Duration,
     pub(super) pool: Pool,
 }
 
 impl Case {
-    /// What `runner` does, whose pool is `pool`, in `files`.
+    /// Returns the arguments of the driver for this case on `files`.
     fn words(&self, files: &[PathBuf]) -> Vec<OsString> {
         let mut words: Vec<OsString> = files.iter().map(OsString::from).collect();
         words.extend(
@@ -123,13 +124,13 @@ fn case(name: &'static str, kind: Kind, sync: Sync, pool: Pool) -> Case {
     }
 }
 
-/// A case of random blocks with an `fdatasync` after each, for some seconds.
+/// Makes a case of random blocks with an `fdatasync` after each, for some seconds.
 pub(super) fn steady_case(name: &'static str, file_bytes: u64, seconds: f64, pool: Pool) -> Case {
     let seconds = Some(seconds);
     Case { file_bytes, seconds, ..case(name, Kind::Write, Sync::Each, pool) }
 }
 
-/// The cases of [`writes`], in order.
+/// Returns the cases of [`writes`], in order.
 pub(super) fn write_cases(args: &LogArgs) -> Vec<Case> {
     let (mut cases, pool) = (Vec::new(), pool(args));
     for &threads in &args.threads {
@@ -146,7 +147,7 @@ pub(super) fn write_cases(args: &LogArgs) -> Vec<Case> {
     cases
 }
 
-/// Durable writes: random blocks and appends.
+/// Measures durable writes: random blocks and appends.
 pub(super) fn writes(bench: &mut Bench<'_>) -> Result<()> {
     bench.prepare_pool(pool(bench.args))?;
     for case in write_cases(bench.args) {
@@ -163,7 +164,7 @@ pub(super) fn writes(bench: &mut Bench<'_>) -> Result<()> {
                 None => match bench.write_by_peer(&case) {
                     Ok(sample) => sample,
                     Err(error) => {
-                        // It crashes now and then, which is no reason to measure nothing else.
+                        // The peer crashes now and then; the other measurements go on.
                         let why = error.with_causes();
                         eprintln!("{}: this run is left out: {why}", nvcache::POLICY);
                         return Ok(None);
@@ -176,8 +177,8 @@ pub(super) fn writes(bench: &mut Bench<'_>) -> Result<()> {
     Ok(())
 }
 
-/// The runner of a case of writes; `None` stands for the peer, whose writes are durable without a
-/// sync.
+/// Returns the runners of a case of writes; `None` stands for the peer, whose writes are durable
+/// without a sync.
 fn writers(args: &LogArgs, case: &Case) -> Vec<Option<Runner>> {
     let peer = args.nvcache.is_some() && (case.name, case.threads) == (FDATASYNC, 1);
     let ours = args.policies.iter().copied().map(Some);
@@ -188,8 +189,8 @@ fn policy(writer: Option<Runner>) -> &'static str {
     writer.map_or(nvcache::POLICY, Runner::name)
 }
 
-/// More than the log holds, against plain writes with one sync at the end, and random ones against
-/// what the disk itself takes.
+/// Measures writes that exceed the log: sequential ones against plain writes with one sync at the
+/// end, random ones against the disk itself.
 pub(super) fn full(bench: &mut Bench<'_>) -> Result<()> {
     let bytes = bench.args.scaled(FULL_BYTES, 1 << 20);
     let pool = bench.args.pool("full.pool", 64 << 20);
@@ -209,7 +210,7 @@ pub(super) fn full(bench: &mut Bench<'_>) -> Result<()> {
     Ok(())
 }
 
-/// The case of a log that is full.
+/// Returns the case of a full log.
 pub(super) fn full_case(pattern: Pattern) -> &'static str {
     match pattern {
         Pattern::Sequential => "run-full-sequential",
@@ -217,7 +218,7 @@ pub(super) fn full_case(pattern: Pattern) -> &'static str {
     }
 }
 
-/// The case of reads.
+/// Returns the case of reads.
 pub(super) fn read_case(kind: Kind) -> &'static str {
     match kind {
         Kind::ReadDirty => "run-read-dirty",
@@ -226,7 +227,7 @@ pub(super) fn read_case(kind: Kind) -> &'static str {
     }
 }
 
-/// Reads from the page cache.
+/// Measures reads from the page cache.
 pub(super) fn reads(bench: &mut Bench<'_>) -> Result<()> {
     for kind in [Kind::ReadClean, Kind::ReadDirty, Kind::ReadOnly] {
         let requests = bench.args.scaled(READ_REQUESTS, 100);
@@ -242,7 +243,7 @@ fn describe(case: &Case, policy: &str) -> String {
 }
 
 impl Bench<'_> {
-    /// Has all runners take turns at a case; the plain one syncs by `plain_sync`.
+    /// Lets all runners take turns at a case; the plain one syncs by `plain_sync`.
     fn drive_in_turns(&mut self, part: Part, case: &Case, plain_sync: Sync) -> Result<()> {
         let runners = self.args.policies.clone();
         let name = |runner: Runner| describe(case, runner.name());
@@ -253,7 +254,7 @@ impl Bench<'_> {
         })
     }
 
-    /// Runs a case of writes, and notes how much log its records took.
+    /// Runs a case of writes, and notes the log space of its records.
     fn write(&mut self, runner: Runner, case: &Case) -> Result<Sample> {
         let before = self.log_ends(runner, case.pool)?;
         let sample = self.drive(runner, case)?;
@@ -273,7 +274,8 @@ impl Bench<'_> {
         nvcache::write(self, library, &file, numbers)
     }
 
-    /// As many requests as of the case, around the page cache, by fio: each block once.
+    /// Measures the same number of requests on the disk itself with fio, around the page cache,
+    /// each block once.
     pub(super) fn disk_itself(&self, case: &Case) -> Result<Sample> {
         let file = self.file_of(case, 0)?;
         self.bed.sync_disk()?;
@@ -294,7 +296,7 @@ impl Bench<'_> {
         parse_sample(DRIVER, &self.drive_on(runner, case, &files)?)
     }
 
-    /// Runs the driver once on these files; what it printed.
+    /// Runs the driver once on these files; returns its output.
     pub(super) fn drive_on(
         &self,
         runner: Runner,
@@ -307,8 +309,8 @@ impl Bench<'_> {
         output_of(driver)
     }
 
-    /// A file of the case: an empty one for appends, else one that is whole and on the disk, in the
-    /// page cache too.
+    /// Returns a file of the case: an empty one for appends, else a whole one on the disk and in
+    /// the page cache.
     fn file_of(&self, case: &Case, number: usize) -> Result<PathBuf> {
         let name = format!("file-{}-{number}", case.file_bytes);
         let path = self.bed.file(&name);
@@ -319,7 +321,7 @@ impl Bench<'_> {
         self.bed.random_file(&name, case.file_bytes)
     }
 
-    /// Makes the pool, and has all of its memory touched once, unless that was done.
+    /// Creates the pool, and touches all of its memory once, unless this was done before.
     pub(super) fn prepare_pool(&self, pool: Pool) -> Result<()> {
         if self.bed.pool(pool).exists() || self.tidegates().is_empty() {
             return Ok(());
@@ -329,8 +331,8 @@ impl Bench<'_> {
         self.drive(Runner::Run, &lap).map(drop)
     }
 
-    /// Tail and limit of the log in a pool that is not in use: the records of a run begin at the
-    /// limit that it finds and end at the tail that it leaves. `None` where there is no log.
+    /// Returns tail and limit of the log in an unused pool: the records of a run begin at the limit
+    /// before the run and end at the tail after the run. Returns `None` if there is no log.
     fn log_ends(&self, runner: Runner, pool: Pool) -> Result<Option<(u64, u64)>> {
         let path = self.bed.pool(pool);
         if runner == Runner::Plain || !path.exists() {

@@ -1,11 +1,11 @@
-//! The load driver: a program that reads or writes files and says how long that took. Run as it is
-//! and under `tidegate run`, it shows what the latter costs and saves.
+//! The load driver: a program that reads or writes files and reports the time. Plain and under
+//! `tidegate run`, it shows the costs and savings of `tidegate run`.
 //!
 //! Invariants:
-//! 1. Files are used through the C library's own functions, which is where the preload library
-//!    stands: `std` calls them, other crates may make system calls of their own.
-//! 2. What is requested is a [`Workload`], so latencies are taken as everywhere else: from answer
-//!    to answer, the sync that follows a write inside.
+//! 1. Files are used through the C library's own functions, which the preload library replaces:
+//!    `std` calls them, other crates may make system calls of their own.
+//! 2. The requests are a [`Workload`], so latencies are taken as everywhere else: from answer to
+//!    answer, including the sync that follows a write.
 //!
 //! Entry point: [`IoArgs::run`], the hidden command `bench io`.
 
@@ -33,10 +33,10 @@ use crate::workload::{Outcome, Stop, Workload};
 
 /// The interval of a [`Measured::timeline`].
 const SECOND: Duration = Duration::from_secs(1);
-/// Requests in 1000 that are made before those that count.
+/// Warm-up requests in 1000 counted ones.
 const WARM_UP_PER_MILLE: u64 = 20;
 
-/// Requests of a thread that are made before so many that count.
+/// Returns the number of a thread's warm-up requests before `requests` counted ones.
 pub(super) fn warm_up_requests(requests: u64) -> u64 {
     requests * WARM_UP_PER_MILLE / 1000
 }
@@ -57,7 +57,7 @@ pub enum Kind {
 }
 
 impl Kind {
-    /// The kind of request that is measured.
+    /// Returns the measured kind of request.
     pub(super) fn op(self) -> Op {
         match self {
             Self::Write | Self::Append => Op::Write,
@@ -118,10 +118,10 @@ pub struct IoArgs {
 }
 
 impl IoArgs {
-    /// Does it, and prints what was measured as a JSON object in a line.
+    /// Runs the load, and prints the measurements as a JSON object in one line.
     ///
     /// # Errors
-    /// Those of the files.
+    /// Errors of the files.
     ///
     /// # Panics
     /// Never: a sample is made of numbers.
@@ -170,18 +170,18 @@ impl IoArgs {
     }
 }
 
-/// What the driver prints.
+/// The output of the driver.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(super) struct Measured {
     /// All requests.
     #[serde(flatten)]
     pub(super) sample: Sample,
-    /// The requests of each second, where time decided how many there were.
+    /// The requests of each second, if a time limits the run.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(super) timeline: Option<TimelineRow>,
 }
 
-/// Numbers the threads that use a device, from 0: a thread keeps its number while it uses no other
+/// Numbers the threads that use a device, from 0. A thread keeps its number until it uses another
 /// device.
 pub(super) struct ThreadNumbers {
     device: usize,

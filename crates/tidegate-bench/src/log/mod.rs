@@ -1,16 +1,16 @@
 //! The log, and programs under `tidegate run`: `bench log`.
 //!
 //! Invariants:
-//! 1. What is compared takes turns, repetition by repetition, and nothing of one run is written
-//!    back while another is measured: the disk is synced in between.
-//! 2. A pool is kept from run to run, as that of a user would be, so that its memory has been
-//!    touched before.
-//! 3. Files are on a disk, pools in persistent memory; both are gone at the end.
+//! 1. Compared subjects take turns, repetition by repetition, and no write of one run is written
+//!    back while another run is measured: the disk is synced in between.
+//! 2. A pool is kept from run to run, as a user's pool would be, so that its memory was touched
+//!    before.
+//! 3. Files are on a disk, pools in persistent memory; both are removed at the end.
 //!
-//! Map: `append` and `batch` the log in this process, `io` the load driver, `bed` and `disk` where
-//! and how programs are started, `files` writes and reads by the driver, `steady` writes by it for
-//! a minute, `watch` what is no latency, `nvcache` a peer, `unsynced`, `names`, `recovery`,
-//! `sqlite`, `rocksdb`, `postgres`, `apps`; `targets`.
+//! Map: `append` and `batch` the log in this process, `io` the load driver, `bed` and `disk`
+//! directories and ways to start programs, `files` writes and reads by the driver, `steady` writes
+//! by the driver for a minute, `watch` amounts other than latencies, `nvcache` a peer, `unsynced`,
+//! `names`, `recovery`, `sqlite`, `rocksdb`, `postgres`, `apps`; `targets`.
 
 pub(crate) mod append;
 mod apps;
@@ -52,9 +52,9 @@ use bed::{Bed, Pool, Way};
 use disk::Place;
 pub(crate) use steady::table as steady_table;
 
-/// What the names of all cases in this process begin with.
+/// Prefix of the names of all cases in this process.
 pub(crate) const LOG_PREFIX: &str = "log-";
-/// What the names of all cases of programs begin with.
+/// Prefix of the names of all cases of programs.
 pub(crate) const RUN_PREFIX: &str = "run-";
 
 /// What can be measured.
@@ -159,21 +159,22 @@ pub struct LogArgs {
 }
 
 impl LogArgs {
-    /// What the measurement runs on.
+    /// Describes the machine of the measurement.
     pub(crate) fn machine(&self) -> Machine {
         let machine = Machine::of(&self.dir, &self.media, self.seconds, self.repetitions);
-        // Where there is no place, nothing is measured.
+        // Without a place, nothing is measured.
         let place = Place::of(self.files.as_deref()).map_or(String::new(), |it| format!("; {it}"));
         Machine { medium: machine.medium + &place, ..machine }
     }
 
-    /// Time that [`measure`](Self::measure) should take.
+    /// Returns the planned time of [`measure`](Self::measure).
     pub fn planned(&self) -> Duration {
         let plans = self.parts().into_iter().map(|part| self.plan(part));
         plans.map(|plan| plan.cost * plan.steps).sum()
     }
 
-    /// Whether all is there that [`measure`](Self::measure) will need, and the request makes sense.
+    /// Checks that the options make sense and that the programs for [`measure`](Self::measure)
+    /// exist.
     ///
     /// # Errors
     /// [`BenchError::Usage`], [`BenchError::Missing`].
@@ -203,11 +204,11 @@ impl LogArgs {
         Ok(())
     }
 
-    /// Measures all parts that are asked for. One that fails is noted in the report, and the others
+    /// Measures all requested parts. A part that fails is noted in the report, and the other parts
     /// are measured.
     ///
     /// # Errors
-    /// The directories cannot be made, or `tidegate` is not there.
+    /// The directories cannot be created, or `tidegate` is not installed.
     pub fn measure(&self, progress: &mut Progress) -> Result<(Vec<Series>, LogReport)> {
         let collector = Collector::default();
         let found = LogReport { machine: Some(self.machine()), ..LogReport::default() };
@@ -229,7 +230,7 @@ impl LogArgs {
         all.filter(|part| !matches!(part, Part::Apps | Part::Batch | Part::Paced)).collect()
     }
 
-    /// `full` at the scale that was asked for, at least `least`.
+    /// Scales `full` by the option `scale`, to at least `least`.
     fn scaled(&self, full: u64, least: u64) -> u64 {
         #[expect(
             clippy::cast_possible_truncation,
@@ -240,7 +241,7 @@ impl LogArgs {
         scaled.max(least)
     }
 
-    /// A pool of `full_bytes` at the scale that was asked for.
+    /// Returns a pool of `full_bytes`, scaled.
     fn pool(&self, name: &'static str, full_bytes: u64) -> Pool {
         Pool { name, bytes: self.scaled(full_bytes, 8 << 20).next_multiple_of(1 << 20) }
     }
@@ -274,19 +275,19 @@ impl LogArgs {
     }
 }
 
-/// What a part should take.
+/// The planned time of a part.
 #[derive(Debug, Clone, Copy)]
 struct Plan {
     steps: u32,
     cost: Duration,
 }
 
-/// What a run found about the log besides latencies; empty where it was not measured.
+/// Results about the log besides latencies; empty where they were not measured.
 #[derive(Debug, Clone, Default)]
 pub struct LogReport {
-    /// What it was measured on, for how long, where that was asked.
+    /// The machine of the measurement, if requested.
     pub machine: Option<Machine>,
-    /// The numbers.
+    /// Amounts other than latencies.
     pub amounts: Amounts,
     /// Steady loads by second.
     pub timelines: Vec<TimelineRow>,
@@ -299,7 +300,7 @@ pub struct LogReport {
 pub struct Failure {
     /// The part.
     pub part: String,
-    /// Why.
+    /// The reason.
     pub error: String,
 }
 
@@ -312,22 +313,22 @@ impl LogReport {
         self.amounts.find(name, policy)
     }
 
-    /// All parts were measured.
+    /// Checks that all parts were measured.
     ///
     /// # Errors
-    /// The first that was not.
+    /// Names the first part that was not measured.
     pub(crate) fn whole(&self) -> Result<()> {
         let Some(Failure { part, error }) = self.failures.first() else { return Ok(()) };
         Err(BenchError::program(&format!("part {part}"), format!("was not measured: {error}")))
     }
 
-    /// The table of these numbers.
+    /// Makes the table of the amounts.
     pub(crate) fn table(&self) -> Table {
         self.amounts.table("run-amounts", "Programs under run: other numbers")
     }
 }
 
-/// What an amount is of, and its unit.
+/// An amount's name, and its unit.
 #[derive(Debug, Clone, Copy)]
 struct Measure(&'static str, &'static str);
 
@@ -369,7 +370,7 @@ impl Bench<'_> {
         }
     }
 
-    /// Has all `subjects` take turns, repetition by repetition; a turn may find a sample.
+    /// Lets all `subjects` take turns, repetition by repetition; a turn may return a sample.
     fn in_turns<S: Copy>(
         &mut self,
         part: Part,
@@ -390,7 +391,7 @@ impl Bench<'_> {
         Ok(())
     }
 
-    /// Runs one of our drivers once on a file or directory, and returns what it printed.
+    /// Runs one of our drivers once on a file or directory, and returns its output.
     fn run_driver(&self, way: Way, driver: &Path, on: &Path, pattern: &str) -> Result<String> {
         let mut command = self.bed.command(way.runner, files::pool(self.args), driver);
         command.arg(on).args([pattern, if way.syncs { "full" } else { "off" }]);
@@ -398,7 +399,7 @@ impl Bench<'_> {
         output_of(command)
     }
 
-    /// The runners that are asked for, besides plain.
+    /// Returns the requested runners other than plain.
     fn tidegates(&self) -> Vec<Runner> {
         let all = self.args.policies.iter().copied();
         all.filter(|runner| *runner != Runner::Plain).collect()

@@ -1,5 +1,5 @@
-//! What programs do with files and their syncs: deliveries of mail, replaced files, installed
-//! packages, redo logs, transactions under a record lock, lines of logs.
+//! Typical uses of files and their syncs: deliveries of mail, replaced files, installed packages,
+//! redo logs, transactions under a record lock, lines of logs.
 
 use super::bed::Way;
 use super::files::pool;
@@ -12,7 +12,7 @@ use crate::source::{CC, Source};
 /// The driver.
 const DRIVER: Source =
     Source { name: "names", text: include_str!("../../programs/names.c"), options: &[] };
-/// Patterns, and the bytes of each new file, or of what is written and synced.
+/// Patterns, and the bytes of each new file, or of each synced write.
 const PATTERNS: [(&str, u64); 6] = [
     ("mail", 3000),
     ("replace", 1000),
@@ -22,7 +22,7 @@ const PATTERNS: [(&str, u64); 6] = [
     ("lines", 79),
 ];
 
-/// The cases of all patterns.
+/// Returns the cases of all patterns.
 pub(super) fn cases() -> [String; PATTERNS.len()] {
     PATTERNS.map(|(pattern, _)| case_of(pattern))
 }

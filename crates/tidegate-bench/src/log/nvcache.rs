@@ -1,7 +1,7 @@
-//! The authors' `NVCache`: a C library that takes the place of musl, built outside this repository.
+//! The authors' `NVCache`: a C library that replaces musl, built outside this repository.
 //!
-//! Its log is a file whose path is compiled in; docs/benchmarks/run.md says how it is built. One
-//! thread only: with two it crashes more often than not.
+//! The path of its log is compiled in; docs/benchmarks/run.md describes the build. It is measured
+//! with one thread only: with two it usually crashes.
 
 use std::fs::File;
 use std::path::Path;
@@ -14,28 +14,28 @@ use crate::measure::Sample;
 use crate::programs::parse_sample;
 use crate::source::{Compiler, Source};
 
-/// The policy of its rows.
+/// The policy of the peer's rows.
 pub(super) const POLICY: &str = "peer:nvcache";
-/// The driver, which is linked with musl.
+/// The driver, linked with musl.
 const DRIVER: Source =
     Source { name: "io", text: include_str!("../../programs/io.c"), options: &[] };
 const MUSL: Compiler = ("musl-gcc", "musl-tools");
-/// Where its log is.
+/// The path of the peer's log.
 const LOG: &str = "/dev/shm/nvcache.pmem";
-/// Entries of its log for 100 writes: it is not full.
+/// Entries of the log for 100 writes, so that the log is never full.
 const ENTRIES_PCT: u64 = 200;
-/// Bytes of an entry, and more.
+/// Upper bound of an entry's size.
 const ENTRY_BYTES: u64 = 5000;
 
-/// Seconds after which it counts as hanging.
+/// Seconds after which the peer counts as hanging.
 const TIMEOUT_S: &str = "60";
 
-/// Its log, which goes at the end.
+/// The peer's log, removed on drop.
 struct Log;
 
 impl Drop for Log {
     fn drop(&mut self) {
-        // Where this fails the log is not there.
+        // Fails only if there is no log.
         let _ = std::fs::remove_file(LOG);
     }
 }

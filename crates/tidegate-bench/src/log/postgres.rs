@@ -1,8 +1,8 @@
-//! `PostgreSQL` and pgbench: one cluster, a server started in each way in turn.
+//! `PostgreSQL` and pgbench: one cluster, whose server is started in each way in turn.
 //!
-//! Invariant: server, cluster and pool belong to the user that the Debian package made where this
-//! runs as root, since neither does the server run as root nor is a pool of another user used.
-//! pgbench itself is not under `tidegate run`.
+//! Invariant: if this process runs as root, server, cluster and pool belong to the user that the
+//! Debian package created. The server refuses to run as root, and a pool of another user is not
+//! used. pgbench itself is not under `tidegate run`.
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
@@ -18,26 +18,26 @@ use crate::nbd::this_server;
 use crate::programs::call;
 use crate::workload::latencies;
 
-/// Where Debian has the server's programs.
+/// Directory of the server's programs in Debian.
 const PROGRAMS: &str = "/usr/lib/postgresql/15/bin";
 const PACKAGE: &str = "postgresql-15";
-/// The user that the package makes.
+/// The user that the package creates.
 const USER: &str = "postgres";
 /// Name of the cluster's superuser.
 const ROLE: &str = "bench";
-/// Clients that ask at the same time.
+/// Numbers of concurrent clients.
 pub(super) const CLIENTS: [usize; 2] = [1, 4];
-/// Branches: more than there are clients, else they wait for each other.
+/// Branches: more than there are clients, so that clients do not wait for each other.
 const SCALE: u64 = 10;
 /// Case of pgbench's transactions.
 pub(super) const CASE: &str = "run-postgres-pgbench";
 
-/// A pool of its own, since it belongs to another user.
+/// Returns a separate pool, since it belongs to another user.
 fn pool(args: &LogArgs) -> Pool {
     args.pool("postgres/pool", 1 << 30)
 }
 
-/// Whether the server's programs are there.
+/// Checks that the server's programs are installed.
 pub(super) fn find_programs() -> Result<()> {
     if Path::new(PROGRAMS).is_dir() {
         return Ok(());
@@ -45,7 +45,7 @@ pub(super) fn find_programs() -> Result<()> {
     Err(BenchError::Missing { what: format!("directory {PROGRAMS}"), package: PACKAGE })
 }
 
-/// Measures pgbench against servers in all ways.
+/// Measures pgbench against servers started in all ways.
 pub(super) fn measure(bench: &mut Bench<'_>) -> Result<()> {
     bench.progress.step("postgres: cluster", std::time::Duration::ZERO);
     let cluster = Cluster::new(bench)?;
@@ -65,7 +65,7 @@ pub(super) fn measure(bench: &mut Bench<'_>) -> Result<()> {
     })
 }
 
-/// The data of a server, and its user with a Tidegate that it can reach.
+/// The data of a server, with the server's user and a Tidegate that this user can reach.
 struct Cluster {
     dir: PathBuf,
     tidegate: PathBuf,
@@ -100,7 +100,7 @@ impl Cluster {
         self.stop(server)
     }
 
-    /// A server behind `words` that is ready.
+    /// Starts a server by `words`, and waits until it is ready.
     fn server(&self, words: &[OsString], syncs: bool) -> Result<Child> {
         let shell = ["/bin/sh", "-c", "cd \"$0\"; exec \"$@\" 2>&1"].map(OsString::from);
         let fsync = format!("fsync={}", if syncs { "on" } else { "off" });
@@ -116,7 +116,7 @@ impl Cluster {
         Ok(child)
     }
 
-    /// Shuts the server down, with a checkpoint, and waits until all that it wrote is in the files.
+    /// Shuts the server down, with a checkpoint, and waits until all its writes are in the files.
     fn stop(&self, server: Child) -> Result<()> {
         self.call("pg_ctl", &["--pgdata=data", "--mode=fast", "--wait", "stop"])?;
         server.end()
@@ -125,7 +125,7 @@ impl Cluster {
     fn pgbench(&self, seconds: f64, clients: usize) -> Result<Sample> {
         let logs = scratch(Path::new("/dev/shm"))?;
         let prefix = logs.path().join("log").display().to_string();
-        // It takes whole seconds only.
+        // pgbench takes whole seconds only.
         let (clients, time) = (clients.to_string(), seconds.ceil().to_string());
         let threads = if clients == "1" { "1" } else { "2" };
         let options = ["-n", "-c", &clients, "-j", threads, "-T", &time, "-l", "postgres"];
@@ -147,7 +147,7 @@ impl Cluster {
         output_of(command)
     }
 
-    /// Runs a program that asks the server.
+    /// Runs a client program of the server.
     fn client(&self, name: &str, args: &[&str]) -> Result<String> {
         let mut command = Command::new(program(name));
         command.env("PGHOST", &self.dir).env("PGUSER", ROLE).args(args);
@@ -159,7 +159,8 @@ fn program(name: &str) -> PathBuf {
     Path::new(PROGRAMS).join(name)
 }
 
-/// User and group of the server; `None` where this is no root, and the server is of the same user.
+/// Returns user and group of the server, or `None` if this process is not root and the server runs
+/// as the same user.
 fn user() -> Result<Option<(u32, u32)>> {
     if !rustix::process::geteuid().is_root() {
         return Ok(None);
@@ -180,7 +181,7 @@ fn become_user((uid, gid): (u32, u32)) -> Result<Vec<OsString>> {
     Ok(words)
 }
 
-/// Copies Tidegate to where another user can reach it.
+/// Copies Tidegate to `dir`, where another user can reach it.
 fn install(dir: &Path) -> Result<PathBuf> {
     let tidegate = this_server()?;
     let mut copy = PathBuf::new();
@@ -192,8 +193,8 @@ fn install(dir: &Path) -> Result<PathBuf> {
     Ok(copy)
 }
 
-/// Reads what pgbench printed, and its log: a line a transaction, whose third word is its time in
-/// µs.
+/// Parses the output of pgbench and its log, which has a line for each transaction, with its time
+/// in µs as the third word.
 fn parse(output: &str, log: &str) -> Result<Sample> {
     let wrong = |what: &str| BenchError::program("pgbench", format!("printed no {what}"));
     let rate = output.lines().find_map(|line| line.strip_prefix("tps = "));

@@ -34,13 +34,13 @@ const BLOCK_BYTES: u64 = BLOCK as u64;
 const POOL_BYTES: u64 = 1 << 30;
 /// Size of a write in order.
 const PIECE_BYTES: usize = 1 << 20;
-/// The session of a log whose processes are gone and whose files may lack what it has.
+/// The session of a log whose processes are gone; its files may lack logged writes.
 const NO_SESSION: [u8; 16] = [0xFF; 16];
 
-/// Fills a log, recovers it, and writes as much in order.
+/// Fills a log, recovers it, and writes the same number of bytes in order.
 pub(super) fn measure(bench: &mut Bench<'_>) -> Result<()> {
     let pool_bytes = bench.args.scaled(POOL_BYTES, 1 << 20).next_multiple_of(1 << 20);
-    // As many blocks as the log holds, or more: each is written once.
+    // At least as many blocks as the log holds: each is written once.
     let blocks = (pool_bytes / BLOCK_BYTES).next_power_of_two();
     let file = bench.bed.random_file("recovered", blocks * BLOCK_BYTES)?;
     let other = bench.bed.random_file("in-order", blocks * BLOCK_BYTES)?;
@@ -59,13 +59,13 @@ pub(super) fn measure(bench: &mut Bench<'_>) -> Result<()> {
     })
 }
 
-/// A pool whose log is full of writes to `path`, its blocks in an order that is none: how many
-/// bytes.
+/// Makes a pool whose log is full of writes to `path`, in scattered order. Returns the number of
+/// bytes written.
 fn fill(pool: &Path, pool_bytes: u64, path: &Path, blocks: u64) -> Result<u64> {
     if pool.exists() {
         std::fs::remove_file(pool).map_err(BenchError::os("remove", pool))?;
     }
-    // As `run` makes its pools, which get their space in huge pages.
+    // Like the pools of `run`, which allocate huge pages.
     let create_bytes = Some(pool_bytes);
     let options = RegionOptions { create_bytes, sparse: true, ..RegionOptions::default() };
     let region = Region::open(pool, &options)?;
@@ -77,7 +77,7 @@ fn fill(pool: &Path, pool_bytes: u64, path: &Path, blocks: u64) -> Result<u64> {
     Ok(written * BLOCK_BYTES)
 }
 
-/// Appends until the log is full: the number of writes.
+/// Appends until the log is full. Returns the number of writes.
 fn append_all(log: &Log, file: &File, path: &Path, blocks: u64) -> Result<u64> {
     let found = file.metadata().map_err(BenchError::os("inspect", path))?;
     let identity = identity_of(file).map_err(BenchError::os("tell the identity of", path))?;
@@ -100,7 +100,7 @@ fn append_all(log: &Log, file: &File, path: &Path, blocks: u64) -> Result<u64> {
     let state = CoverState { unlogged, synced_from, size, is_dense: true };
     guard.cover(&state, &definition).map_err(of_log)?;
     let mut ticket = guard.begin().map_err(of_log)?;
-    // Odd, so that it shares no factor with a power of two.
+    // Odd, so that the stride shares no factor with a power of two.
     let stride = (blocks / 1000 * 618) | 1;
     let mut data = [0xa5; BLOCK];
     for written in 0..blocks {
@@ -116,7 +116,7 @@ fn append_all(log: &Log, file: &File, path: &Path, blocks: u64) -> Result<u64> {
 }
 
 fn recover(bench: &Bench<'_>, pool: &Path) -> Result<f64> {
-    // A pool is its owner's alone.
+    // A pool must belong to its owner alone.
     set_mode(pool, 0o600)?;
     let mut command = Command::new(&bench.bed.tidegate);
     command.args(["recover", "--replay"]).arg(pool);

@@ -13,9 +13,9 @@ pub(super) const CASE: &str = "run-rocksdb-fillrandom";
 const BENCHMARK: &str = "fillrandom";
 /// Size of a value.
 const VALUE_BYTES: u64 = 100;
-/// Records where each costs a sync of the disk.
+/// Records if each costs a sync of the disk.
 const SYNCED_RECORDS: u64 = 4000;
-/// Records where none does.
+/// Records if none costs a sync.
 const RECORDS: u64 = 150_000;
 
 /// Measures `fillrandom`.

@@ -1,4 +1,4 @@
-//! `SQLite`, one insert a transaction, in all journal modes.
+//! `SQLite` with one insert in each transaction, in all journal modes.
 
 use super::bed::Way;
 use super::files::pool;
@@ -19,7 +19,7 @@ pub(super) const MODES: [&str; 4] = ["delete", "truncate", "persist", "wal"];
 /// Size of a row's text.
 const ROW_BYTES: u64 = 100;
 
-/// The case of a journal mode.
+/// Returns the case of a journal mode.
 pub(super) fn case_of(mode: &str) -> String {
     format!("{RUN_PREFIX}sqlite-{mode}")
 }

@@ -1,9 +1,8 @@
-//! A steady load: random writes of 4 KiB to a file that was made just now, each synced, for a
-//! minute. Nothing is warmed up, and each run counts from its first write.
+//! A steady load: random writes of 4 KiB to a new file, each synced, for a minute. There is no
+//! warm-up: each run counts from its first write.
 //!
-//! Each log is measured twice: in a pool that was made just now, and in the same one again. The
-//! load asks for as much as it gets, which no disk keeps up with; at a pace, for half of what the
-//! disk takes.
+//! Each log is measured twice: in a new pool, and in the same pool again. At full speed the load
+//! exceeds any disk; at a pace, it takes half of the disk's speed.
 
 use std::time::Duration;
 
@@ -19,18 +18,19 @@ use crate::timeline::TimelineRow;
 /// Cases and the bytes of their file.
 pub(super) const CASES: [(&str, u64); 2] =
     [("run-steady-256m", 256 << 20), ("run-steady-2g", 2 << 30)];
-/// Pools: the policy of a run in a new one, that of the next run in it, and bytes of the log.
+/// Pools: the policy of a run in a new pool, that of the next run in the same pool, and bytes of
+/// the log.
 pub(super) const POOLS: [(&str, &str, u64); 2] =
     [("run-log-1g-new", "run-log-1g", 1 << 30), ("run-log-2g-new", "run-log-2g", 2 << 30)];
 /// Cases at a pace, and the bytes of their file; with the first of [`POOLS`] alone.
 pub(super) const PACED: [(&str, u64); 2] =
     [("run-steady-256m-paced", 256 << 20), ("run-steady-2g-paced", 2 << 30)];
-/// The pace, as a part of what the disk takes.
+/// The pace, as a share of the disk's speed.
 const PACED_PART: f64 = 0.5;
-/// Stalls that the table shows.
+/// Number of stalls in the table.
 const STALLS: usize = 3;
 
-/// What so many cases in so many pools should take, the files included.
+/// Returns the plan of `cases` cases in `pools` pools, including their files.
 pub(super) fn plan(args: &LogArgs, cases: usize, pools: usize) -> Plan {
     let runs = |runner: &Runner| if *runner == Runner::Plain { 1 } else { 2 * pools };
     let runs: usize = args.policies.iter().map(runs).sum();
@@ -62,7 +62,7 @@ pub(super) fn measure_paced(bench: &mut Bench<'_>) -> Result<()> {
     Ok(())
 }
 
-/// A case that has no pool yet.
+/// Makes a case without a pool.
 fn case(bench: &Bench<'_>, name: &'static str, bytes: u64) -> Case {
     let (bytes, none) = (bench.args.scaled(bytes, 1 << 20), Pool { name: "none", bytes: 0 });
     steady_case(name, bytes, bench.args.steady_seconds, none)
@@ -99,7 +99,7 @@ fn run(bench: &mut Bench<'_>, policy: &str, runner: Runner, case: &Case) -> Resu
     Ok(())
 }
 
-/// The writes of each second, and the longest ones.
+/// Makes the table of the writes of each second, and of the longest writes.
 pub(crate) fn table(report: &LogReport) -> Table {
     let rows = report.timelines.iter().filter_map(|row| {
         let kops: Vec<f64> = whole(row).iter().map(|requests| *requests as f64 / 1e3).collect();
@@ -118,13 +118,13 @@ pub(crate) fn table(report: &LogReport) -> Table {
     Table::of_rows("run-steady-seconds", "A steady load by second", rows)
 }
 
-/// The requests of each second but the last one, which the end of the run cuts off.
+/// Returns the requests of each second, except the last second, which the end of the run cuts off.
 fn whole(row: &TimelineRow) -> &[u64] {
     let count = row.requests.len();
     if count > 1 { &row.requests[..count - 1] } else { &row.requests }
 }
 
-/// The longest requests, each of another second.
+/// Formats the longest requests, one for each second.
 fn stalls_ms(row: &TimelineRow) -> Vec<String> {
     let mut longest_ns = row.max_ns.clone();
     longest_ns.sort_unstable_by(|one, other| other.cmp(one));

@@ -1,4 +1,4 @@
-//! The speed that `tidegate run` is built for, as data, and whether a run met it.
+//! The targets of `tidegate run` for speed, as data, and the verdicts of a run.
 //!
 //! A target over several cases holds if the worst of them does.
 
@@ -15,17 +15,17 @@ use crate::measure::{Sample, Series, throughput};
 use crate::pattern::Pattern;
 use crate::targets::{Number, Verdict, at_least, at_most};
 
-/// Writes of 4 KiB a second, one thread, of the authors' `NVCache`: the middle of what it reached
-/// on a machine of this size, its log on tmpfs and not full.
+/// Writes of 4 KiB a second by one thread of the authors' `NVCache`: the middle result on a machine
+/// of this size, its log on tmpfs and not full.
 const NVCACHE_WRITES_PER_S: f64 = 543_500.0;
 
-/// What was measured.
+/// The measurements of a run.
 struct Found<'a> {
     series: &'a [Series],
     log: &'a LogReport,
 }
 
-/// The verdicts on all targets that this run measured.
+/// Returns the verdicts on all targets that this run measured.
 pub(crate) fn verdicts(series: &[Series], log: &LogReport) -> Vec<Verdict> {
     let found = Found { series, log };
     let all = [
@@ -51,24 +51,25 @@ impl Found<'_> {
         self.series.iter().find(matching)
     }
 
-    /// The median of a value of a case of `run` with one thread.
+    /// Returns the median of a value in a case of `run` with one thread.
     fn value(&self, case: &str, value: fn(&Sample) -> f64) -> Option<Number> {
         let median = self.series(RUN, case, 1)?.spread(value).median;
         Some((median, short(case)))
     }
 
-    /// The longest that a request of a case with one thread took in any repetition, in ms.
+    /// Returns the longest request of a case with one thread in any repetition, in ms.
     fn stall_ms(&self, policy: &str, case: &str) -> Option<Number> {
         let longest = |sample: &Sample| sample.max_ns as f64 / 1e6;
         Some((self.series(policy, case, 1)?.spread(longest).max, short(case)))
     }
 
-    /// Throughput over that of another policy in the same case, with one thread.
+    /// Returns the throughput as a multiple of another policy's in the same case, with one thread.
     fn speed(&self, policies: [&str; 2], case: &str) -> Option<Number> {
         self.ratio(policies, case, 1, throughput)
     }
 
-    /// Mean latency over that of another policy in the same case, with one thread.
+    /// Returns the mean latency as a multiple of another policy's in the same case, with one
+    /// thread.
     fn time(&self, policies: [&str; 2], case: &str) -> Option<Number> {
         self.ratio(policies, case, 1, |sample| sample.mean_ns)
     }
@@ -84,7 +85,7 @@ impl Found<'_> {
         Some((of.ratio(to, value)?.median, short(case)))
     }
 
-    /// Throughput of two threads of `run` over that of one.
+    /// Returns the throughput of two threads of `run` as a multiple of one thread's.
     fn scaling(&self, case: &str) -> Option<Number> {
         let (two, one) = (self.series(RUN, case, 2)?, self.series(RUN, case, 1)?);
         Some((two.ratio(one, throughput)?.median, short(case)))
@@ -94,7 +95,7 @@ impl Found<'_> {
         Some((self.log.find(measure, RUN)?.median, String::new()))
     }
 
-    /// Writes with `O_DSYNC` are no target: the kernel syncs them.
+    /// Judges durable writes. Writes with `O_DSYNC` have no target: the kernel syncs them.
     fn writes(&self) -> Vec<Option<Verdict>> {
         let (of_peer, name) = match self.series(nvcache::POLICY, FDATASYNC, 1) {
             Some(peer) => (peer.spread(throughput).median, "NVCache"),
@@ -107,7 +108,7 @@ impl Found<'_> {
         let p50_us = of(|sample| sample.p50_ns as f64 / 1e3);
         let p999_us = of(|sample| sample.p999_ns as f64 / 1e3);
         let append_ns = self.value(APPEND, |sample| sample.p50_ns as f64);
-        // What is not of the records, such as a definition, is in the number.
+        // Rounds down the share of other records, such as definitions.
         let log_bytes = self.amount(Measure::LOG_BYTES).map(|(bytes, name)| (bytes.floor(), name));
         vec![
             at_most("durable 4 KiB write, 1 thread: p50, µs", 0.5, [p50_us]),
@@ -139,7 +140,7 @@ impl Found<'_> {
         ]
     }
 
-    /// What programs do with their syncs, and programs that never sync.
+    /// Judges programs by their patterns of syncs, and programs that never sync.
     fn patterns(&self) -> Vec<Option<Verdict>> {
         let all = names::cases();
         let speeds = |pair: [&str; 2]| all.each_ref().map(|case| self.speed(pair, case));
@@ -154,7 +155,7 @@ impl Found<'_> {
         ]
     }
 
-    /// A steady load, in pools that were used before and in new ones.
+    /// Judges a steady load, in used pools and in new ones.
     fn steady(&self) -> Vec<Option<Verdict>> {
         let [new, used] = [POOLS.map(|(new, ..)| new), POOLS.map(|(_, used, _)| used)];
         let all = |policies: [&'static str; POOLS.len()]| {
@@ -204,7 +205,7 @@ impl Found<'_> {
         sqlite.into_iter().chain(others).chain(pgbench).collect()
     }
 
-    /// Programs by their own benchmarks.
+    /// Judges programs by their own benchmarks.
     fn apps(&self) -> Vec<Option<Verdict>> {
         let against = |policy, name| self.speed([RUN, policy], &apps::case_of(name));
         let without = apps::names().map(|name| {

@@ -1,4 +1,4 @@
-//! Programs that never sync: what `run` costs them, to which it brings nothing.
+//! Programs that never sync: they pay the cost of `run` without a gain.
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
@@ -12,20 +12,20 @@ use crate::programs::call;
 
 /// Files of the tree that is unpacked and copied.
 const FILES: u64 = 12_000;
-/// Files in a directory of it.
+/// Files in each directory of the tree.
 const FILES_A_DIRECTORY: u64 = 100;
 /// Bytes of a file.
 const FILE_BYTES: usize = 16 << 10;
 /// Files that are compiled.
 const UNITS: u64 = 12;
-/// What is compiled.
+/// The source that is compiled.
 const UNIT: &str = include_str!("../../programs/names.c");
 const UNIT_HEADER: &str = include_str!("../../programs/times.h");
 
 /// Programs, each with the Debian package that has it.
 const PROGRAMS: [(&str, &str); 3] = [("tar", "tar"), ("cp", "coreutils"), ("cc", "gcc")];
 
-/// The cases of all programs.
+/// Returns the cases of all programs.
 pub(super) fn cases() -> [String; PROGRAMS.len()] {
     PROGRAMS.map(|(name, _)| case_of(name))
 }
@@ -34,7 +34,7 @@ fn case_of(name: &str) -> String {
     format!("{RUN_PREFIX}unsynced-{name}")
 }
 
-/// Whether all programs are there.
+/// Checks that all programs are installed.
 pub(super) fn find_programs() -> Result<()> {
     PROGRAMS.iter().try_for_each(|(name, package)| find_program(name, package).map(drop))
 }
@@ -59,11 +59,11 @@ pub(super) fn measure(bench: &mut Bench<'_>) -> Result<()> {
     std::fs::remove_dir_all(&input.dir).map_err(BenchError::os("remove", &input.dir))
 }
 
-/// What the programs read.
+/// The input of the programs.
 struct Input {
     dir: PathBuf,
     units: u64,
-    /// Of the tree.
+    /// Size of the tree in bytes.
     bytes: u64,
 }
 

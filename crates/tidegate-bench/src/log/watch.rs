@@ -1,4 +1,4 @@
-//! What is no latency: the start of a program, programs at rest, and what reaches the disk.
+//! Amounts other than latencies: the start of a program, programs at rest, and writes to the disk.
 
 use std::io::{BufRead, BufReader};
 use std::path::Path;
@@ -11,18 +11,18 @@ use super::{Bench, Measure, Part, Runner};
 use crate::child::{find_program, output_of, seconds_of};
 use crate::error::{BenchError, Result};
 
-/// Starts whose times make one.
+/// Starts whose total time counts as one measurement.
 const STARTS: u32 = 10;
-/// How long a program at rest is watched.
+/// Time that a program at rest is watched.
 const WATCH: Duration = Duration::from_secs(1);
-/// How long the supervisor may clean after the last write before it counts as work at rest.
+/// Time for the supervisor to clean after the last write; later work counts as work at rest.
 const REST_DELAY: Duration = Duration::from_millis(500);
 /// Size of the hot set.
 const HOT_BYTES: u64 = 16 << 20;
-/// Times that it is written.
+/// Times that the hot set is written.
 const HOT_TIMES: u64 = 100;
 
-/// `tidegate run -- true` against `true`, then each at rest.
+/// Measures `tidegate run -- true` against `true`, then a program at rest.
 pub(super) fn launch(bench: &mut Bench<'_>) -> Result<()> {
     let program = find_program("true", "coreutils")?;
     bench.prepare_pool(pool(bench.args))?;
@@ -42,8 +42,8 @@ pub(super) fn launch(bench: &mut Bench<'_>) -> Result<()> {
     })
 }
 
-/// The share of a CPU that a program which has written something and waits takes, with all that
-/// serves it.
+/// Returns the share of a CPU that a waiting program takes after writes, together with the
+/// processes that serve it.
 fn rest(bench: &Bench<'_>, runner: Runner) -> Result<f64> {
     let file = bench.bed.random_file("rest", 1 << 20)?;
     let mut driver = bench.bed.driver(runner, pool(bench.args));
@@ -62,7 +62,7 @@ fn rest(bench: &Bench<'_>, runner: Runner) -> Result<f64> {
 struct Resting(Child);
 
 impl Resting {
-    /// Starts it, and waits until it has said what it did before.
+    /// Starts the program, and waits until it has reported its result.
     fn start(mut command: Command) -> Result<Self> {
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null());
         let mut child = command.spawn().map_err(BenchError::os("start", command.get_program()))?;
@@ -73,7 +73,7 @@ impl Resting {
         }
     }
 
-    /// CPU time so far of all processes whose command line names the bed's directories.
+    /// Returns the CPU time so far of all processes whose command line names the bed's directories.
     fn cpu_time(bench: &Bench<'_>) -> Result<Duration> {
         let dirs = [bench.bed.pools(), bench.bed.files()];
         let entries = std::fs::read_dir("/proc").map_err(BenchError::os("list", "/proc"))?;
@@ -98,7 +98,7 @@ impl Resting {
 
 impl Drop for Resting {
     fn drop(&mut self) {
-        // Both fail only where it has ended already.
+        // Both fail only if the program has ended already.
         let _ = self.0.kill();
         let _ = self.0.wait();
     }
@@ -110,7 +110,7 @@ fn names_one_of(process: &Path, dirs: &[&Path]) -> bool {
     dirs.iter().any(|dir| line.contains(&*dir.to_string_lossy()))
 }
 
-/// CPU time of the threads of a process; none where it has just ended.
+/// Returns the CPU time of the threads of a process; zero if the process has just ended.
 fn cpu_time_of(process: &Path) -> Duration {
     let threads = std::fs::read_dir(process.join("task")).into_iter().flatten();
     let times = threads.filter_map(|thread| {
@@ -120,7 +120,7 @@ fn cpu_time_of(process: &Path) -> Duration {
     times.sum()
 }
 
-/// A set of blocks that fits the page cache, written again and again, each write synced.
+/// Measures a set of blocks that fits the page cache, written again and again, each write synced.
 pub(super) fn hot_set(bench: &mut Bench<'_>) -> Result<()> {
     bench.prepare_pool(pool(bench.args))?;
     let bytes = bench.args.scaled(HOT_BYTES, 64 << 10);
@@ -133,7 +133,7 @@ pub(super) fn hot_set(bench: &mut Bench<'_>) -> Result<()> {
     })
 }
 
-/// How often a set of `bytes` bytes reached the disk that was written [`HOT_TIMES`] times.
+/// Returns how often a set of `bytes` bytes that was written [`HOT_TIMES`] times reached the disk.
 fn rewrite(bench: &Bench<'_>, runner: Runner, bytes: u64) -> Result<f64> {
     let file = bench.bed.random_file("hot", bytes)?;
     let requests = bytes / 4096 * HOT_TIMES;
@@ -141,7 +141,7 @@ fn rewrite(bench: &Bench<'_>, runner: Runner, bytes: u64) -> Result<f64> {
     driver.arg(file).args([format!("--size={bytes}"), format!("--requests={requests}")]);
     bench.bed.sync_disk()?;
     let before = disk_bytes(bench.bed.files())?;
-    // When it ends, the supervisor has destaged all of the log.
+    // At its end, the supervisor has destaged all of the log.
     output_of(driver)?;
     Ok((disk_bytes(bench.bed.files())? - before) as f64 / bytes as f64)
 }

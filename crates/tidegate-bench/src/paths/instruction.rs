@@ -1,4 +1,4 @@
-//! Tells instructions of x86-64 that order or share memory from all others.
+//! Distinguishes x86-64 instructions that order or share memory from all others.
 
 /// An instruction, by its cost for other processors and for the medium.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -1,7 +1,7 @@
-//! What each hot path costs: instructions, locked operations, fences and cache lines written back.
+//! The cost of each hot path: instructions, locked operations, fences and cache lines written back.
 //!
-//! Times tell little of a small loss on a shared machine; counts are equal in each run. A file of
-//! limits holds them: a change that raises one says so by raising the limit.
+//! Times hardly show a small loss on a shared machine; counts are equal in each run. A file of
+//! limits bounds the counts: a change that raises a count has to raise its limit.
 
 mod instruction;
 mod step;
@@ -24,8 +24,8 @@ use crate::error::{BenchError, Result};
 use crate::nbd::this_server;
 use crate::table::Table;
 
-/// By how many per cent instructions may differ from the limit. In a debug build the compiler makes
-/// other functions part of their callers when code beside them changes; the other counts are exact.
+/// Allowed difference of instructions from the limit in per cent. In a debug build the compiler
+/// inlines other functions when code beside them changes; the other counts are exact.
 const TOLERANCE_PCT: u64 = 20;
 /// Bytes of the pool of `tidegate run`.
 const RUN_POOL_BYTES: &str = "64M";
@@ -56,7 +56,7 @@ pub enum PathCommand {
 }
 
 impl PathCommand {
-    /// Plays the part.
+    /// Runs the traced part.
     ///
     /// # Errors
     /// Pool or device refuse.
@@ -161,7 +161,7 @@ fn compare(counts: &BTreeMap<&str, Counts>, text: &str) -> std::result::Result<(
         };
         let [found, exact_found @ ..] = counts.all();
         let most = instructions + instructions * TOLERANCE_PCT / 100;
-        // Below half the limit, another path was counted, or the limit can come down.
+        // Below half the limit, another path was counted, or the limit can be lowered.
         if found > most
             || found < instructions / 2
             || exact_found.iter().zip(exact).any(|(found, most)| *found > most)

@@ -1,8 +1,8 @@
 //! Counts instructions of a program between two of its functions, one step at a time.
 //!
 //! Only the program itself and the preload library are counted, since the C library chooses its
-//! copies by the processor. `tidegate::pmem` does so with checksums and streamed copies, which are
-//! left out by their names. The counts are then equal on all processors.
+//! copies by the processor. `tidegate::pmem` also chooses checksums and streamed copies by the
+//! processor; functions of these names are left out. The counts are then equal on all processors.
 
 use std::io::{BufRead, BufReader, Write};
 use std::ops::Range;
@@ -18,7 +18,7 @@ use object::{Object, ObjectSegment, ObjectSymbol};
 use super::instruction::{Kind, kind};
 use crate::error::{BenchError, Result};
 
-/// Parts of the names of functions that are chosen by the processor.
+/// Parts of the names of functions that the processor chooses.
 const CHOSEN: [&str; 3] = ["4pmem3cpu", "crc32c", "crc_fast"];
 
 /// The counts of one operation.
@@ -31,11 +31,12 @@ pub(super) struct Counts {
     pub(super) write_backs: u64,
 }
 
-/// Returns the counts of each operation of `command`, which prints "ready PID BEGIN END" with the
-/// addresses of two functions, waits for a line, and calls both functions around each operation.
+/// Counts the instructions of each operation of `command`, which prints "ready PID BEGIN END" with
+/// the addresses of two functions, waits for a line, and calls both functions around each
+/// operation.
 ///
 /// # Errors
-/// The program or the system does not do what is expected.
+/// The program or the system behaves unexpectedly.
 pub(super) fn count(mut command: Command) -> Result<Vec<Counts>> {
     let name = command.get_program().to_string_lossy().into_owned();
     let failed = |found: String| BenchError::Program { program: name.clone(), found };
@@ -57,7 +58,7 @@ pub(super) fn count(mut command: Command) -> Result<Vec<Counts>> {
     let mut stdin = child.stdin.take().expect("stdin is piped");
     stdin.write_all(b"\n").map_err(BenchError::os("write to", &name))?;
     let (operations, ended) = step_to_the_end(pid, begin..end, &counted).map_err(traced)?;
-    // A child that was traced has been waited for; another one started it otherwise.
+    // A traced child was waited for already; otherwise the child started the traced process.
     if pid.as_raw().cast_unsigned() != child.id() {
         child.wait().map_err(BenchError::os("wait for", &name))?;
     }
@@ -90,7 +91,7 @@ fn step_to_the_end(
         } else if at == end {
             operations.extend(current.take());
         } else if let Some(counts) = &mut current
-            // An instruction that repeats itself is one.
+            // An instruction that repeats itself counts once.
             && at != before
             && counted.contains(at)
         {
@@ -112,7 +113,7 @@ impl Counts {
     }
 }
 
-/// The first bytes of the instruction at `at`: as many as say what it is.
+/// Returns the first bytes of the instruction at `at`, enough to identify it.
 fn bytes_at(pid: Pid, at: u64) -> nix::Result<[u8; 8]> {
     let address = usize::try_from(at).map_err(|_| nix::Error::EFAULT)?;
     Ok(ptrace::read(pid, std::ptr::without_provenance_mut(address))?.to_le_bytes())
@@ -142,7 +143,7 @@ impl Counted {
     }
 }
 
-/// A mapping of our own code: its addresses, its offset in the file, and the file.
+/// Parses a mapping of our own code: its addresses, its offset in the file, and the file.
 fn mapping(line: &str) -> Option<(Range<u64>, u64, &str)> {
     let mut words = line.split_whitespace();
     let (start, end) = words.next()?.split_once('-')?;
@@ -155,7 +156,7 @@ fn mapping(line: &str) -> Option<(Range<u64>, u64, &str)> {
     (is_ours && rights.contains('x')).then_some((number(start)?..number(end)?, offset, file))
 }
 
-/// The functions of `file` that the processor chooses, as they are mapped.
+/// Returns the mapped addresses of the functions of `file` that the processor chooses.
 fn chosen_in(file: &Path, addresses: &Range<u64>, offset: u64) -> Result<Vec<Range<u64>>> {
     let failed = |error: object::Error| BenchError::Program {
         program: file.display().to_string(),
@@ -168,7 +169,7 @@ fn chosen_in(file: &Path, addresses: &Range<u64>, offset: u64) -> Result<Vec<Ran
         (at..at + len).contains(&offset)
     };
     let Some(segment) = parsed.segments().find(is_here) else { return Ok(Vec::new()) };
-    // Where the file's addresses begin in memory.
+    // Offset of the file's addresses in memory.
     let base = addresses.start - (segment.address() + (offset - segment.file_range().0));
     let of_symbol = |symbol: object::Symbol<'_, '_>| {
         let name = symbol.name().ok()?;

@@ -15,18 +15,18 @@ use tidegate::pmem::{Domain, Region, RegionOptions};
 use crate::error::{BenchError, Result};
 use crate::policy::name_of;
 
-/// Operations that are counted.
+/// Number of counted operations.
 const ROUNDS: u64 = 9;
-/// Operations before them.
+/// Number of operations before the counted ones.
 const WARM_UP: u64 = 256;
 const BLOCK_BYTES: usize = 4096;
 const POOL_BYTES: u64 = 64 << 20;
 /// Blocks that the operations use.
 const BLOCKS: u64 = 64;
 
-/// A program for `tidegate run`: a block of a file overwritten, and synced by `fdatasync`. The
-/// functions around it are the C library's; a program of ours makes system calls of its own, and so
-/// is not watched. Its arguments are a file and [`OVERWRITE_NUMBERS`].
+/// A program for `tidegate run`: it overwrites a block of a file and syncs it by `fdatasync`. The
+/// functions around an operation are the C library's; a program of ours makes system calls of its
+/// own, and is not watched for that reason. The arguments are a file and [`OVERWRITE_NUMBERS`].
 pub(super) const OVERWRITE: &str = r#"
 import ctypes, os, sys
 c = ctypes.CDLL(None)
@@ -46,7 +46,7 @@ for n in range(rounds):
     c.getpgrp()
 os._exit(0)
 "#;
-/// Bytes of a block, blocks, operations before those that are counted, and operations counted.
+/// Bytes of a block, blocks, operations before the counted ones, and counted operations.
 pub(super) const OVERWRITE_NUMBERS: [u64; 4] = [BLOCK_BYTES as u64, BLOCKS, WARM_UP, ROUNDS];
 
 /// A path that most requests of some user take.
@@ -69,20 +69,20 @@ pub enum HotPath {
     CacheReadMiss,
 }
 
-/// The program has come to an operation.
+/// Marks the beginning of an operation for the tracer.
 #[inline(never)]
 extern "C" fn begin() {
     black_box(1_u32);
 }
 
-/// The program has ended an operation.
+/// Marks the end of an operation for the tracer.
 #[inline(never)]
 extern "C" fn end() {
     black_box(2_u64);
 }
 
 impl HotPath {
-    /// Prepares the operation, tells the tracer, waits for it, and repeats the operation.
+    /// Prepares the operation, tells the tracer, waits for the tracer, and repeats the operation.
     ///
     /// # Errors
     /// Pool or device refuse.
@@ -123,11 +123,11 @@ fn cache() -> Result<CacheDevice> {
     Ok(CacheDevice::open(Arc::new(region), Arc::new(backing), binding, options)?)
 }
 
-/// Writes or reads one block after the other, the first again after `blocks` of them.
+/// Writes or reads one block after the other, from the first again after `blocks` blocks.
 fn repeat_on(path: HotPath, device: &dyn BlockDevice, writes: bool, blocks: u64) -> Result<()> {
     let failed = || BenchError::device(name_of(path));
     let mut bytes = vec![7; BLOCK_BYTES];
-    // What is read has been written, but for misses.
+    // Blocks must be written before reads, except for misses.
     if !writes && blocks == BLOCKS {
         let write = |block: u64| device.write(offset(block), &bytes, WriteFlags::default());
         (0..blocks).try_for_each(write).map_err(failed())?;

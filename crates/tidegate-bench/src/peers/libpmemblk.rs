@@ -34,9 +34,9 @@ const LIBRARY: &str = "libpmemblk.so.1";
 /// Tells libpmem that stores need no `msync` although the file is not on DAX.
 const FORCE: &str = "PMEM_IS_PMEM_FORCE";
 
-/// Sees to it that libpmem will use streaming stores: starts the running program again with
-/// `PMEM_IS_PMEM_FORCE=1` unless it is set. Call it first thing; where it returns `Ok` the variable
-/// is set.
+/// Makes libpmem use streaming stores: starts the running program again with `PMEM_IS_PMEM_FORCE=1`
+/// unless the variable is set. Call it before anything else; if it returns `Ok`, the variable is
+/// set.
 ///
 /// A program cannot safely change its own environment once a thread may be reading it, and libpmem
 /// reads it when loaded.
@@ -65,10 +65,10 @@ pub struct PmemBlk {
     block_bytes: u32,
 }
 
-// SAFETY: the library documents its pools for use by any number of threads at once, and `pool` is
-// only handed to it.
+// SAFETY: libpmemblk documents its pools as usable by any number of threads at once, and `pool` is
+// only passed to libpmemblk.
 unsafe impl Send for PmemBlk {}
-// SAFETY: as above.
+// SAFETY: libpmemblk documents its pools as usable by any number of threads at once.
 unsafe impl Sync for PmemBlk {}
 
 /// The functions, and the library that must outlive them.
@@ -102,12 +102,13 @@ impl Api {
     }
 
     fn last_error(&self) -> String {
-        // SAFETY: returns the calling thread's message: a C string that lives until its next call.
+        // SAFETY: the function returns the calling thread's message, null or a C string that lives
+        // until the thread's next call.
         let message = unsafe { (self.error_message)() };
         if message.is_null() {
             return "no reason given".to_owned();
         }
-        // SAFETY: not null, and terminated.
+        // SAFETY: `message` is not null, and libpmemblk terminates it with a NUL.
         unsafe { CStr::from_ptr(message) }.to_string_lossy().into_owned()
     }
 }
@@ -141,7 +142,7 @@ impl PmemBlk {
             let found = format!("cannot create {}: {}", path.display(), api.last_error());
             return Err(BenchError::program(LIBRARY, found));
         };
-        // SAFETY: a pool just created.
+        // SAFETY: `pmemblk_create` has just returned `pool`.
         let blocks = unsafe { (api.blocks)(pool.as_ptr()) } as u64;
         Ok(Self { pool, api, blocks, block_bytes })
     }

@@ -1,7 +1,7 @@
 //! An ext4 file system on an NBD export: a pool, its server, nbdfuse, a loop device and a mount.
 //!
-//! Invariant: each part of it has a guard, and the guards undo the parts in reverse order. The loop
-//! device goes with the mount.
+//! Invariant: each part has a guard, and the guards undo the parts in reverse order. The loop
+//! device is detached with the mount.
 
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -16,24 +16,24 @@ use crate::error::{BenchError, Result};
 use crate::nbd::{create_pool, this_server};
 use crate::policy::Policy;
 
-/// Times that a free loop device is looked for: another program may be faster.
+/// Attempts to take a free loop device: another program may take it first.
 const LOOP_TRIES: u32 = 5;
 /// Major number of loop devices.
 const LOOP_MAJOR: u32 = 7;
-/// How long nbdfuse may take to show the export.
+/// Longest time until nbdfuse shows the export.
 const FUSE_LIMIT: Duration = Duration::from_secs(30);
 
 /// A file system that is mounted.
 pub(super) struct FileSystem {
     mount: Mount,
-    // Ended in this order, and then their directory removed.
+    // Ended in this order; then the directory is removed.
     _fuse: Fuse,
     _server: Child,
     _dir: TempDir,
 }
 
 impl FileSystem {
-    /// Makes all of it for `policy`.
+    /// Makes the whole file system for `policy`.
     pub(super) fn new(args: &ProgramsArgs, policy: Policy) -> Result<Self> {
         let dir = scratch(&args.dir)?;
         let (path, fuse_path) = (dir.path().join("mnt"), dir.path().join("nbd"));
@@ -53,21 +53,21 @@ impl FileSystem {
         Ok(Self { mount, _fuse: fuse, _server: server, _dir: dir })
     }
 
-    /// Where the file system is.
+    /// Returns the mount point.
     pub(super) fn path(&self) -> &Path {
         &self.mount.path
     }
 
-    /// Unmounts it and ends all that was below.
+    /// Unmounts the file system, and ends the mount's lower parts.
     ///
     /// # Errors
-    /// What was written cannot be written back.
+    /// The file system cannot be written back.
     pub(super) fn unmount(self) -> Result<()> {
         call("umount", "mount", &[&self.path().to_string_lossy()]).map(drop)
     }
 }
 
-/// The directory in which nbdfuse shows an export.
+/// The directory where nbdfuse shows an export.
 struct Fuse {
     path: PathBuf,
     _process: Child,
@@ -79,7 +79,8 @@ impl Drop for Fuse {
     }
 }
 
-/// A mounted file system, unmounted on drop: one that is in use, when its last user ends.
+/// A mounted file system, unmounted on drop. If it is in use, it is unmounted when its last user
+/// ends.
 pub(crate) struct Mount {
     pub(crate) path: PathBuf,
 }
@@ -119,17 +120,17 @@ fn wait_for(image: &Path) -> Result<()> {
             let found = format!("does not show {} after {FUSE_LIMIT:?}", image.display());
             return Err(BenchError::program("nbdfuse", found));
         }
-        // nbdfuse does not report when.
+        // nbdfuse does not report this.
         std::thread::sleep(Duration::from_millis(2));
     }
     Ok(())
 }
 
-/// A loop device, detached on drop: one that is mounted, when it is unmounted.
+/// A loop device, detached on drop. If it is mounted, it is detached when it is unmounted.
 pub(crate) struct Loop(String);
 
 impl Loop {
-    /// Makes a disk of `image`, with blocks of 4096 bytes and more `options` of losetup.
+    /// Makes a disk of `image`, with blocks of 4096 bytes and the additional losetup `options`.
     pub(crate) fn attach(image: &Path, options: &[&str]) -> Result<Self> {
         let image = image.to_string_lossy();
         let mut tries = 0;
@@ -153,7 +154,7 @@ impl Drop for Loop {
     }
 }
 
-/// Makes the device node of a loop device where it is not there, as in a container.
+/// Creates the device node of a loop device if it is missing, as in a container.
 fn make_node(device: &str) -> Result<()> {
     let number = device.trim_start_matches("/dev/loop").parse();
     let (Ok(number), false) = (number, Path::new(device).exists()) else { return Ok(()) };

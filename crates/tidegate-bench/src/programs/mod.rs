@@ -5,10 +5,11 @@
 //! DRAM tiers before the same BTT. Needs root, since a file system is mounted.
 //!
 //! Invariants:
-//! 1. Each run has a pool, a server and a file system of its own, which are gone when it ends.
+//! 1. Each run has a pool, a server and a file system of its own, which are removed at its end.
 //! 2. Policies take turns, repetition by repetition.
 //!
-//! Map: `file_system` the mount and all below it, `run` the programs and how their output is read.
+//! Map: `file_system` the mount and its lower parts, `run` the programs and the parsers of their
+//! output.
 
 mod file_system;
 mod run;
@@ -34,7 +35,7 @@ pub(crate) use file_system::{Loop, Mount};
 use run::{Programs, Run};
 pub(crate) use run::{db_bench_options, parse_db_bench, parse_sample};
 
-/// What the names of all cases begin with.
+/// Prefix of the names of all cases.
 pub(crate) const CASE_PREFIX: &str = "program-";
 
 /// Which programs.
@@ -91,15 +92,15 @@ pub struct ProgramsArgs {
 }
 
 impl ProgramsArgs {
-    /// What the measurement runs on.
+    /// Describes the machine of the measurement.
     pub(crate) fn machine(&self) -> Machine {
         Machine::of(&self.dir, &self.media, self.seconds, self.repetitions)
     }
 
-    /// Measures.
+    /// Measures all requested programs.
     ///
     /// # Errors
-    /// [`BenchError::Usage`], and those of the programs.
+    /// [`BenchError::Usage`], and errors of the programs.
     pub(crate) fn measure(&self) -> Result<Vec<Series>> {
         self.check()?;
         let scratch = scratch(&self.dir)?;
@@ -126,7 +127,7 @@ impl ProgramsArgs {
         if self.parts.is_empty() { Part::value_variants() } else { &self.parts }
     }
 
-    /// About what all programs take once.
+    /// Returns the rough time of all programs once.
     fn step_cost(&self) -> Duration {
         let of_part = |part: &Part| match part {
             Part::Rocksdb => Duration::from_nanos(self.data * 150),
@@ -150,7 +151,7 @@ impl ProgramsArgs {
     }
 }
 
-/// Runs `program` of `package` with `args`, and returns what it printed.
+/// Runs `program` of `package` with `args`, and returns its output.
 pub(crate) fn call(program: &str, package: &'static str, args: &[&str]) -> Result<String> {
     let mut command = Command::new(find_program(program, package)?);
     command.args(args);

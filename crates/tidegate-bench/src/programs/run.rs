@@ -1,4 +1,4 @@
-//! The programs that are run on a file system, and what they say of it.
+//! The programs that run on a file system, and the parsers of their output.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -21,7 +21,7 @@ const YCSB: Source = Source {
 };
 const CXX: Compiler = ("g++", "g++");
 
-/// Filebench's personalities, each with the threads and the mean bytes of a file that it has there.
+/// Filebench's personalities, each with its threads and mean file size in Filebench.
 const FILEBENCH: Source = Source {
     name: "filebench",
     text: include_str!("../../programs/filebench.c"),
@@ -38,10 +38,10 @@ const PERSONALITIES: [(&str, usize, u64); 4] = [
 const VALUES_BYTES: [u64; 3] = [128, 1024, 4096];
 /// Size of a key of `db_bench`.
 const KEY_BYTES: u64 = 16;
-/// Of so many records one is written where each write is synced.
+/// Of this many records one is written, if each write is synced.
 const SYNC_SHARE: u64 = 256;
 
-/// Programs that are there.
+/// The installed programs.
 pub(super) struct Programs {
     db_bench: PathBuf,
     filebench: PathBuf,
@@ -49,7 +49,7 @@ pub(super) struct Programs {
 }
 
 impl Programs {
-    /// Finds them, and compiles our own into `dir`.
+    /// Finds the programs, and compiles our own into `dir`.
     pub(super) fn find(dir: &Path) -> Result<Self> {
         if !Path::new("/usr/include/rocksdb/db.h").exists() {
             let what = "header rocksdb/db.h".to_owned();
@@ -75,7 +75,7 @@ pub(super) struct Run<'a> {
 }
 
 impl Run<'_> {
-    /// Runs those that are asked for.
+    /// Runs the requested parts.
     pub(super) fn all(&mut self) -> Result<()> {
         for part in self.args.parts() {
             match part {
@@ -96,8 +96,8 @@ impl Run<'_> {
         self.into.add(Key { threads, ..key }, sample);
     }
 
-    /// `fillrandom`, `overwrite` and `readrandom` on one database, and `fillrandom` on another with
-    /// a sync of each write.
+    /// Runs `fillrandom`, `overwrite` and `readrandom` on one database, and `fillrandom` on another
+    /// with a sync of each write.
     fn rocksdb(&mut self, value_bytes: u64) -> Result<()> {
         let records = self.args.data / (KEY_BYTES + value_bytes);
         let benchmarks = ["fillrandom", "overwrite", "readrandom"];
@@ -154,8 +154,8 @@ impl Run<'_> {
         Ok(())
     }
 
-    /// Random requests of 4 KiB around the page cache: writes, writes with an fsync after every
-    /// 16th, reads.
+    /// Runs random requests of 4 KiB around the page cache: writes, writes with an fsync after
+    /// every 16th, reads.
     fn fio(&mut self) -> Result<()> {
         let dir = scratch(self.path)?;
         for (case, op, fsync) in
@@ -177,7 +177,7 @@ impl Run<'_> {
     }
 }
 
-/// The options of `db_bench` for `benchmarks` on the database `db`.
+/// Returns the options of `db_bench` for `benchmarks` on the database `db`.
 pub(crate) fn db_bench_options(
     benchmarks: &[&str],
     db: &Path,
@@ -197,12 +197,12 @@ pub(crate) fn db_bench_options(
     ]
 }
 
-/// Reads what `db_bench` printed of `benchmark`: its line, and the histogram in microseconds behind
-/// it.
+/// Parses the output of `db_bench` for `benchmark`: its line, and the histogram in microseconds
+/// behind the line.
 pub(crate) fn parse_db_bench(output: &str, benchmark: &str) -> Result<Sample> {
     let wrong =
         |what: &str| BenchError::program("db_bench", format!("printed no {what} of {benchmark}"));
-    // Its progress is on the same line, parted by carriage returns or spaces.
+    // The program's progress is on the same line, separated by carriage returns or spaces.
     let label = format!("{benchmark:<12} :");
     let start = output.find(&label).ok_or_else(|| wrong("result"))?;
     let text = &output[start..];
@@ -229,7 +229,7 @@ pub(crate) fn parse_db_bench(output: &str, benchmark: &str) -> Result<Sample> {
     })
 }
 
-/// Reads what a program of ours printed.
+/// Parses the output of a program of ours.
 pub(crate) fn parse_sample(program: &str, output: &str) -> Result<Sample> {
     serde_json::from_str(output).map_err(|error| {
         BenchError::program(program, format!("printed no object of times: {error}"))
