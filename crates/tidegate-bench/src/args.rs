@@ -56,14 +56,14 @@ pub enum Command {
 }
 
 impl Command {
-    /// Measures, prints tables and writes the files asked for.
+    /// Measures, prints tables and writes the requested files.
     ///
     /// The running program may be started again with another environment
     /// ([`libpmemblk::prepare_process`]), so call this before doing anything else.
     ///
     /// # Errors
-    /// Those of measuring; [`BenchError::is_usage`](crate::error::BenchError::is_usage) tells wrong
-    /// usage from failure.
+    /// Errors of measuring; [`BenchError::is_usage`](crate::error::BenchError::is_usage)
+    /// distinguishes wrong usage from failure.
     pub fn run(&self) -> Result<()> {
         match self {
             Self::Block(args) => measured(&args.output, || block_report(args)),

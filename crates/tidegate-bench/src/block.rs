@@ -47,7 +47,7 @@ struct Subject {
     /// The case of a bare copy's writes, instead of the cell's case.
     copy_case: Option<&'static str>,
     device: Arc<dyn BlockDevice>,
-    /// The DRAM tier over the device, with the size that was asked for.
+    /// The DRAM tier over the device, with the requested size.
     tier: Option<(u64, Arc<dyn DramTier>)>,
     /// The memory of the device, if its counters are accessible.
     region: Option<Arc<Region>>,
@@ -277,7 +277,7 @@ fn run_traced(subject: &Subject, workload: &Workload, path: &Path) -> Result<Out
 }
 
 /// Runs the load of `cell` for a while on other blocks; if the cell wants a full cache, until the
-/// cache has overrun.
+/// load has overrun the cache.
 fn warm_up(subject: &Subject, cell: &Cell) -> Result<()> {
     let measured = &cell.workload;
     let stop = match measured.stop {
@@ -339,7 +339,7 @@ pub(crate) fn new_btt(region: &Arc<Region>, lba_bytes: u32) -> Result<Btt> {
     Btt::open(Arc::clone(region)).map_err(BenchError::device("btt"))
 }
 
-/// Makes a log in `region`, and opens it as users get it: a device before `backing`.
+/// Makes a log in `region`, and opens it with default options as a device before `backing`.
 pub(crate) fn new_log_device(
     region: &Arc<Region>,
     backing: Arc<dyn BlockDevice>,

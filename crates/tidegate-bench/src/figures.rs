@@ -1,5 +1,5 @@
 //! Figures: each a table of policies by one varied parameter, and a plot of the same numbers. The
-//! figures of the Caiti paper are here, those of the Open CAS study in
+//! figures of the Caiti paper are here, the figures of the Open CAS study in
 //! [`cache::study`](crate::cache).
 
 use crate::measure::{Key, Op, Sample, Series, Spread};
@@ -70,7 +70,7 @@ impl Column {
     }
 }
 
-/// One policy's numbers in a figure, a spread for each column in which it was measured.
+/// One policy's numbers in a figure, with a spread for each measured column.
 pub(crate) struct Line {
     pub(crate) policy: String,
     pub(crate) values: Vec<Option<Spread>>,

@@ -13,7 +13,7 @@
 //! - [`programs`]: databases and fio on a file system over NBD;
 //! - [`measure`], [`targets`], [`report`], [`table`], [`docs`], `publish`: medians, ratios,
 //!   verdicts, and their output; `published` has the results of the last release; `figures` and
-//!   `plots` are those of the papers;
+//!   `plots` redraw the papers' figures;
 //! - [`look`], [`page`], [`chart`]: the static page and its plots, for the report of a replay too.
 //!
 //! Entry points: [`args::Command`] for `tidegate bench`, [`suite::SuiteArgs`] for `make bench`.

@@ -1,4 +1,4 @@
-//! `tidegate-bench`: all measurements of docs/benchmarks/, or one of them.
+//! `tidegate-bench`: all measurements of docs/benchmarks/, or a single one.
 
 use std::process::ExitCode;
 

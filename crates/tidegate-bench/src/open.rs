@@ -32,8 +32,8 @@ use crate::progress::Progress;
 pub(crate) const CASE: &str = "open-after-crash";
 /// Size of a page of a cache.
 const PAGE_BYTES: u32 = 4096;
-/// Factor by which the filling of a pool may exceed the plan: other programs use the CPUs, or the
-/// memory was never touched.
+/// The filling of a pool may exceed its planned time by this factor: other programs use the CPUs,
+/// or the memory was never touched.
 const FILL_SLOWEST: u32 = 20;
 /// Blocks written at once to fill a pool.
 const FILL_BLOCKS: usize = 64;

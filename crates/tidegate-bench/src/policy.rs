@@ -1,4 +1,4 @@
-//! The policies that `bench block` compares: engines, DRAM tiers over one of them, and a peer.
+//! The policies that `bench block` compares: engines, DRAM tiers over an engine, and a peer.
 
 use std::str::FromStr;
 

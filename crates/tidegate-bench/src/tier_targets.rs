@@ -2,7 +2,7 @@
 //!
 //! Every comparison is a gain, where larger is better: our throughput as a multiple of another
 //! policy's, or another policy's latency as a multiple of ours. A target over several cells or
-//! several policies is met if the worst of them meets it.
+//! several policies is met if the worst one meets it.
 
 use tidegate::dram::phases::Phase;
 

@@ -6,7 +6,7 @@
 //!    coordinated omission). With depth 1 and no think time that is the time from answer to answer:
 //!    every latency includes the choice of the block (2 ns, Zipf 40) and one reading of the clock,
 //!    and no other cost of the harness. At a pace, a latency counts from the moment when the batch
-//!    was due: a slow request delays those behind it, and all of them show the delay.
+//!    was due: a slow request delays the requests behind it, whose latencies show the delay.
 //! 2. Devices here are synchronous, so a depth of D means batches of D requests back to back;
 //!    latencies then contain the wait for the requests ahead in the batch, as in a queue of that
 //!    depth.
@@ -26,7 +26,7 @@ use crate::timeline::{Timeline, nanoseconds};
 /// Latencies above this many nanoseconds (100 s) count as this many.
 const LATENCY_MAX_NS: u64 = 100_000_000_000;
 
-/// Request buffers begin at a page boundary, as those of a page cache or a database.
+/// Request buffers begin at a page boundary, as in a page cache or a database.
 const BUFFER_ALIGN_BYTES: usize = 4096;
 
 /// Longest delay of a wake-up: for this time the thread polls the clock instead of sleeping.
@@ -381,7 +381,7 @@ mod tests {
 
     use super::*;
 
-    /// Remembers what was asked of it, and can refuse.
+    /// Records requests, and can refuse them.
     #[derive(Default)]
     struct Recorder {
         requests: Mutex<Vec<(char, u64)>>,

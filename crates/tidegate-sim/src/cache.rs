@@ -13,7 +13,7 @@
 //! group was committed early in that life: a pool that shrinks commits early.
 //!
 //! There is no thread: a write that finds no free slot frees some, beside writes of other threads
-//! and, where asked for, background work that the scheduler runs.
+//! and, if enabled, background work that the scheduler runs.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
@@ -117,7 +117,7 @@ pub struct CacheSubject {
     /// The background purges the cache in turn.
     purges: bool,
     changes: Arc<Changes>,
-    /// Devices of the life that is run.
+    /// Devices of the running life.
     living: Mutex<Vec<Weak<CacheDevice>>>,
     /// Number of lives whose flushes were judged as atomic.
     atomic_lives: AtomicU64,

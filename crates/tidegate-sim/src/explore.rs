@@ -32,7 +32,7 @@ use crate::scheduler::{Body, Exhaustive, Sampled, Scheduler, Strategy, Stuck, Wo
 use crate::subject::{Alive, Subject};
 use crate::trace::{Action, Recorder, Trace};
 
-/// A formatted region and what its blocks hold.
+/// A formatted region, and the stamps of its blocks.
 #[derive(Debug, Clone)]
 pub struct Pool {
     /// The bytes, all durable.
@@ -45,7 +45,7 @@ impl Pool {
     /// Formats a pool and writes to `blocks`, in this order, with stamps from 1 on.
     ///
     /// # Errors
-    /// What went wrong, in words.
+    /// Describes the failure.
     pub fn prepare(subject: &dyn Subject, blocks: &[u64]) -> Result<Self, String> {
         let region = Region::anonymous(subject.region_bytes()).map_err(|e| e.to_string())?;
         subject.create(&region)?;
@@ -174,7 +174,7 @@ impl<'a> Explorer<'a> {
     /// Makes an explorer of histories with up to `threads` threads that start from `pool`.
     ///
     /// # Errors
-    /// What went wrong, in words.
+    /// Describes the failure.
     pub fn new(
         subject: &'a dyn Subject,
         pool: Pool,

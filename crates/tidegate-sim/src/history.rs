@@ -100,7 +100,7 @@ pub fn stamp_of(lba: u64, block: &[u8]) -> Option<Stamp> {
 /// Performs `op`; returns the bytes of a read.
 ///
 /// # Errors
-/// Those of the device.
+/// Errors of the device.
 pub fn perform(device: &dyn BlockDevice, op: Op) -> Result<Option<Vec<u8>>, DeviceError> {
     let block = u64::from(device.geometry().block_bytes);
     let block_bytes = device.geometry().block_bytes as usize;

@@ -315,7 +315,7 @@ mod tests {
         }
     }
 
-    /// Takes back the map entry of the newest write: block 0, stamp 7; the one before had stamp 4.
+    /// Reverts the map entry of the newest write: block 0, stamp 7; the one before had stamp 4.
     fn cut_off(image: &mut [u8], layout: &Layout) {
         let slots = layout.slots_in_use(image).unwrap();
         let newest = (0..layout.lanes).map(|lane| layout.newest(image, lane, slots).unwrap());

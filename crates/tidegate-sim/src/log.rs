@@ -5,8 +5,8 @@
 //! leaves any part of the write.
 //!
 //! There is no thread: a write that fills the log above a few records cleans it, beside writes of
-//! other threads and, where asked for, a cleaner that the scheduler runs. Or writers leave all
-//! cleaning to that cleaner and wait for it, as they wait for the thread of a server.
+//! other threads and, if enabled, a cleaner that the scheduler runs. Or writers leave all cleaning
+//! to that cleaner and wait, as writers wait for the cleaner's thread in a server.
 
 use std::sync::Arc;
 

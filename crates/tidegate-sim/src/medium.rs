@@ -4,8 +4,8 @@
 //!
 //! 1. The medium is made of aligned 8-byte words; a word is never torn.
 //! 2. Each word holds one *durable* value and, in the order of the stores, *pending* ones. A crash
-//!    may keep any value: a cache line may be evicted, and a streaming store may drain, at any
-//!    moment.
+//!    may keep any of these values: a cache line may be evicted, and a streaming store may drain,
+//!    at any moment.
 //! 3. Words keep their values independently of each other, also within a cache line
 //!    ([`StoreOrder::Line`] models that x86 keeps the order of cached stores within a line).
 //! 4. A fence makes durable only the words that its *own* thread streamed or wrote back before.

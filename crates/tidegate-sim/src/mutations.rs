@@ -23,7 +23,7 @@ use crate::context;
 use crate::judge::Verdict;
 use crate::kernel::Layout;
 
-/// What to spoil in every write.
+/// A planted bug, in every write.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Mutation {
     /// Leave out the fence with this number, from 0.
@@ -71,21 +71,20 @@ pub enum Mutation {
     /// Store the verdict that a page of a cache is clean with its header: as if a write were clean
     /// when it is acknowledged.
     CleanAtOnce,
-    /// Let a page that a read loaded into a cache have the bytes that it had before its last write:
-    /// as if the page's version were not looked at.
+    /// Let a page that a read loaded into a cache have its bytes from before the last write: as if
+    /// the page's version were ignored.
     StaleFill,
     /// Hold each page of a batch but the first back until after the fence: a later fence, also of
     /// another thread, is to make it durable.
     LateMember,
-    /// Leave the headers in the parts of a slot that is split as they were before.
+    /// Leave the old headers in the parts of a slot that is split.
     StaleParts,
     /// Leave out the fence behind the void headers of a slot that is to be split.
     UnfencedParts,
-    /// Leave the header of a slot in place that says that it is split, where none of its parts
-    /// holds anything any more.
+    /// Leave the header that marks a slot as split, after all of its parts became free or dead.
     KeepSplit,
-    /// Leave out all that a cache stores while its size changes, but for the superblock: new slots
-    /// are used before their headers are free, and slots that leave before their pages have.
+    /// Leave out all stores of a cache while its size changes, except of the superblock: new slots
+    /// are used before their headers are free, and slots are removed before their pages are.
     ResizeAlone,
     /// Leave out the write-back of the backing while a cache is purged, until the purge is done:
     /// pages are given up before the backing is flushed.
@@ -105,7 +104,7 @@ struct Progress {
     cleared: usize,
     /// A fence held back until after the next store.
     held_fence: bool,
-    /// Where the last store voided a header.
+    /// Offset of the header that the last store voided.
     void: Option<u64>,
     /// A fence held back until it is known whether the next store voids a header.
     held_void_fence: bool,
@@ -127,7 +126,7 @@ struct Progress {
 pub struct Mutant {
     mutation: Mutation,
     layout: Option<Layout>,
-    /// Where the log's limit lies.
+    /// Offset of the log's limit.
     limit: Option<u64>,
     ring: Option<Ring>,
     slots: Option<Slots>,
@@ -401,8 +400,8 @@ impl Mutant {
         }
     }
 
-    /// Returns whether the header `bytes` at `offset` is not the first of its operation; such a
-    /// header is stored after the fence.
+    /// Returns whether the header `bytes` at `offset` is not the first of its operation; keeps such
+    /// a header until after the fence.
     fn is_late(&self, offset: u64, bytes: &[u8; 64]) -> bool {
         self.ask(|progress| {
             progress.headers += 1;

@@ -56,7 +56,7 @@ pub enum RunFault {
     MarkWhilePending,
     /// A file that was cut grows in the log while names are pending.
     GrowthAfterCut,
-    /// A file goes on in the log when another one is made of its blocks.
+    /// A file stays in the log when another file is made of its blocks.
     CoveredWhileShared,
     /// A file is covered as one that is overwritten in place, though its blocks are shared.
     SharedTakenForDense,
@@ -238,7 +238,7 @@ impl Life {
         Ok(life)
     }
 
-    /// Notes what programs see now.
+    /// Notes the content that programs see now.
     fn note(&mut self) {
         let files = (0..FILES).map(|file| self.twin.bytes(file).to_vec()).collect();
         self.moments.push(Moment { names: self.twin.changes(), files });

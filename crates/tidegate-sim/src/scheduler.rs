@@ -4,12 +4,11 @@
 //! 1. One thread at a time runs: the one that holds the baton. The others wait on their condition
 //!    variable.
 //! 2. The baton moves only at yield points (each operation on the region, each wait, the end of a
-//!    thread), so that an interleaving is the list of choices made there and can be had again.
-//! 2. The baton moves only at yield points (each operation on the region, each wait, the end of a
 //!    thread), so that an interleaving is the list of choices made there, and can be replayed.
 //! 3. A thread that waits ([`Scheduler::relax`]) does not get the baton back before another one
 //!    made a step, unless all threads wait. Too many such rounds are a deadlock; too many steps are
 //!    a livelock. Both unwind all threads.
+//!
 //! Entry points: [`Workers::run`]; the strategies [`Exhaustive`] (all interleavings with a bound on
 //! preemptions) and [`Sampled`] (random by seed); [`Scheduler`], which the recorder calls.
 

@@ -16,19 +16,19 @@ pub trait Subject: Sync {
     /// Formats `region`.
     ///
     /// # Errors
-    /// What went wrong, in words.
+    /// Describes the failure.
     fn create(&self, region: &Region) -> Result<(), String>;
 
     /// Opens `region` as after a crash: with the engine's real recovery.
     ///
     /// # Errors
-    /// What went wrong, in words.
+    /// Describes the failure.
     fn open(&self, region: &Arc<Region>) -> Result<Arc<dyn BlockDevice>, String>;
 
     /// Opens `region` as [`open`](Self::open) does, with work in the background.
     ///
     /// # Errors
-    /// What went wrong, in words.
+    /// Describes the failure.
     fn open_alive(&self, region: &Arc<Region>) -> Result<Alive, String> {
         Ok(Alive { device: self.open(region)?, background: Vec::new() })
     }
@@ -162,7 +162,7 @@ pub struct TransitSubject {
     evictors: usize,
 }
 
-/// Background steps after which an evictor changes the write mode the other way.
+/// Background steps after which an evictor toggles the write mode.
 const STEPS_OF_A_MODE: u32 = 3;
 
 impl TransitSubject {

@@ -24,7 +24,7 @@ pub enum Action {
     Store {
         /// First byte in the region.
         offset: u64,
-        /// Where the trace keeps the bytes.
+        /// Range of the bytes in the trace.
         data: Range<usize>,
         /// The store bypassed the cache.
         streaming: bool,

@@ -114,7 +114,7 @@ impl Pool {
         let region = Arc::clone(&self.region);
         let device = Arc::new(CacheDevice::open(region, backing, binding, options)?);
         // Each write changes only one line of the cached page: with `by-content` the figures would
-        // not be those of whole pages.
+        // not count whole pages.
         set_all(&device, &[("by-content", "off"), ("cost", "off")])?;
         set_all(&device, settings)?;
         Ok((self.subject_of(policy, Arc::clone(&device) as _), device))

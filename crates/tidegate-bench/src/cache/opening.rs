@@ -18,11 +18,11 @@ pub(super) const MEMORY: &str = "peak memory of opening after a crash";
 const FIRST_HIT: &str = "until the first read hit, from the start of opening after a crash";
 /// The size of the pool if the machine has the memory, and the size otherwise.
 const SIZES_BYTES: [u64; 2] = [8 << 30, 4 << 30];
-/// Free memory for other programs, and for those that write and open the pool.
+/// Free memory for other programs, among them the ones that write and open the pool.
 const SPARE_BYTES: u64 = 2 << 30;
 
-/// Returns the size of the pool: the option, or 8 GiB if `dir` and the machine have free memory for
-/// them, else 4 GiB.
+/// Returns the size of the pool: the option, or 8 GiB if `dir` and the machine have so much free
+/// memory, else 4 GiB.
 pub(super) fn size_bytes(args: &CacheArgs) -> u64 {
     args.open_size.unwrap_or_else(|| {
         let free_bytes = free_in(&args.dir).min(free_memory_bytes().unwrap_or(u64::MAX));

@@ -192,7 +192,7 @@ const MISS_METADATA_BYTES: f64 = 4096.0;
 /// Bytes of metadata of a miss that evicts: two blocks (3.3.2).
 const EVICT_METADATA_BYTES: f64 = 8192.0;
 
-/// Makes the table of our figures beside those of the study.
+/// Makes the table of our figures beside the study's.
 pub(crate) fn table(series: &[Series]) -> Table {
     let headers = ["what", "of", "4 KiB", "16 KiB", "64 KiB"];
     let mut table = Table::new("study-paper", "Beside the figures of the study", &headers);

@@ -1,4 +1,4 @@
-//! The tables of a run, besides those of all measurements.
+//! The tables of a run, besides the tables that all measurements have.
 
 use super::CACHE;
 use super::cases::Kind;

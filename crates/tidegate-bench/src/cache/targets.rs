@@ -1,6 +1,6 @@
 //! The targets of the cache for speed and traffic, as data, and the verdicts of a run.
 //!
-//! A target over several cases holds if the worst of them does.
+//! A target over several cases is met if the worst case meets it.
 
 use super::behind::{BATCHES, BEFORE_NULL, FILL, FULL_DISK, FULL_FILE, READ};
 use super::cases::Kind;

@@ -155,8 +155,9 @@ impl Bed {
         command
     }
 
-    /// Makes a program and its children run on the disk of the files. `run` covers files after two
-    /// syncs there: each case creates files of its own, and takes only a second.
+    /// Makes a program and its children run on the disk of the files. `run` covers a file there
+    /// from its second sync on, however young the file is: each case creates files of its own, and
+    /// takes only a second.
     pub(super) fn place(&self, command: &mut Command) {
         command.current_dir(self.files()).env("TIDEGATE_COVER_AFTER", "2");
     }

@@ -20,7 +20,7 @@ use crate::pattern::Pattern;
 use crate::policy::name_of;
 use crate::programs::parse_sample;
 
-/// Returns the pool of all cases except those of a full log.
+/// Returns the pool of all cases, except for a full log.
 pub(super) fn pool(args: &LogArgs) -> Pool {
     args.pool("pool", 1 << 30)
 }

@@ -1,6 +1,6 @@
 //! The targets of `tidegate run` for speed, as data, and the verdicts of a run.
 //!
-//! A target over several cases holds if the worst of them does.
+//! A target over several cases is met if the worst case meets it.
 
 use super::bed::{PLAIN, PLAIN_NO_SYNC, RUN, RUN_NO_SYNC};
 use super::files::{APPEND, DISK, FDATASYNC, full_case, read_case};

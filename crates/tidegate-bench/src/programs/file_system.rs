@@ -23,7 +23,7 @@ const LOOP_MAJOR: u32 = 7;
 /// Longest time until nbdfuse shows the export.
 const FUSE_LIMIT: Duration = Duration::from_secs(30);
 
-/// A file system that is mounted.
+/// A mounted file system.
 pub(super) struct FileSystem {
     mount: Mount,
     // Ended in this order; then the directory is removed.

@@ -9,7 +9,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use crate::files::{Inode, Kernel, Slot, Tree};
 
-/// The promises to programs about their files, apart from the twin.
+/// The history's promises and changes of files, beside the twin.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Facts {
     /// The version that the last acknowledged sync has promised.

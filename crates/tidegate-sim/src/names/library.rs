@@ -61,7 +61,7 @@ pub(super) enum Record {
     Write { inode: Inode, version: u8, grows: bool },
     /// Growth before this record is promised.
     Mark { inode: Inode },
-    /// A change of the names of a covered file, and how many names it has after that.
+    /// A change of a covered file's names, and the number of names afterwards.
     Name { inode: Inode, change: NameChange, links: usize },
     /// All of the file was made durable; its earlier records no longer count.
     Leave { inode: Inode },
@@ -132,7 +132,7 @@ impl Known {
 #[derive(Debug, Clone, Copy)]
 struct Pending {
     change: usize,
-    /// The file whose next sync makes it durable, if there is one.
+    /// The file whose next sync makes the change durable, if there is one.
     owner: Option<Inode>,
 }
 
@@ -219,7 +219,8 @@ impl Library {
         self.note_plain(kernel, None);
     }
 
-    /// Notes a write, and appends its record. Call it before the kernel's write.
+    /// Notes a write, and appends its record if the file is covered. Call it before the kernel's
+    /// write.
     pub(super) fn write(&mut self, both: &mut Both, inode: Inode, version: u8) {
         self.break_seal(both, inode);
         let kernel = &both.kernel;

@@ -55,7 +55,7 @@ pub enum NamesFault {
     AttributesWhilePending,
     /// A sync behind recorded attributes is answered though something else is pending.
     AttributesForgotten,
-    /// A real sync that has given the file no blocks is taken for a commit of all that is pending.
+    /// A real sync that has given the file no blocks is taken for a commit of all pending changes.
     CommitAssumed,
     /// A file that no real sync has made durable leaves without one.
     LeftUnsynced,
@@ -83,7 +83,7 @@ pub enum NamesFault {
     MadeAgainAfterCommit,
     /// A recovery that was interrupted decides anew.
     DecidedTwice,
-    /// Recovery names a file before it has its content.
+    /// Recovery names a file before its content is written.
     NamedBeforeWhole,
 }
 
