@@ -139,7 +139,7 @@ fn over(one: Option<Spread>, base: Option<Spread>) -> Option<Spread> {
     })
 }
 
-/// Formats a cell with two or three digits; more would not repeat on the machine.
+/// Formats a cell to three digits, more than the machine repeats.
 fn cell(spread: Spread) -> String {
     let digits = match spread.median {
         median if median < 10.0 => 2,

@@ -313,7 +313,7 @@ impl fmt::Display for Report {
     }
 }
 
-/// Makes the test whether a case begins with one of `prefixes`.
+/// Returns a test whether a case begins with one of `prefixes`.
 fn of(prefixes: &[&str]) -> impl Fn(&Key) -> bool {
     move |key| prefixes.iter().any(|prefix| key.case.starts_with(prefix))
 }

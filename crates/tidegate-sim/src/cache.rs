@@ -103,7 +103,7 @@ pub struct CacheSubject {
     modes: &'static [Mode],
     background: usize,
     keep_free: Option<u32>,
-    /// Share of the requests that the backing may serve by cost.
+    /// Percent that the backing serves of the requests that it may serve by cost.
     backing_share_pct: Option<u32>,
     atomic_flush: bool,
     /// The setting `granularity`, where it is not the default.
@@ -219,7 +219,8 @@ impl CacheSubject {
         if self.by_content { Arc::new(Similar(device)) } else { device }
     }
 
-    /// Makes the background set `tables`, values of the setting `io-classes`, in turn.
+    /// Sets tables of IO classes, values of the setting `io-classes`: the pool starts with the
+    /// first, and the background sets each in turn.
     #[must_use]
     pub fn with_classes(self, tables: &'static [&'static str]) -> Self {
         Self { tables, ..self }

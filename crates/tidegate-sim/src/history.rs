@@ -88,8 +88,7 @@ fn payload_word(lba: u64, stamp: Stamp, index: usize) -> u64 {
     }
 }
 
-/// Returns the stamp that block `lba` has as a whole, or `None` for a torn or foreign
-/// block.
+/// Returns the stamp of block `lba` if it is whole, or `None` if it is torn or another block's.
 pub fn stamp_of(lba: u64, block: &[u8]) -> Option<Stamp> {
     let word = |bytes: &[u8]| u64::from_le_bytes(bytes.try_into().unwrap_or_default());
     let stamp = Stamp::try_from(word(&block[..8]) >> 32).ok()?;

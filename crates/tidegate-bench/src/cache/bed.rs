@@ -63,7 +63,7 @@ pub(super) struct Variant {
 }
 
 impl Variant {
-    /// The cache with default settings, and all other variants.
+    /// The cache with lines of 4 KiB, and all other variants.
     pub(super) const ALL: [Self; 4] = [
         Self { policy: CACHE, line_bytes: PAGE_BYTES, cost: "off" },
         Self::LINES[0],
@@ -149,7 +149,7 @@ impl Pool {
         Ok(self.subject_of(LOG, Arc::new(new_log_device(&self.region, backing)?)))
     }
 
-    /// Makes an empty cache with default settings before `backing`.
+    /// Makes an empty cache with lines of 4 KiB before `backing`.
     pub(super) fn subject(
         &self,
         policy: &'static str,

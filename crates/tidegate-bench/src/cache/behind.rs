@@ -91,7 +91,8 @@ impl Scene<'_> {
         writes(Pattern::Scattered { skipped }, self.size * BACKING_SIZES, stop)
     }
 
-    /// Fills an empty cache to nine tenths, and an empty cache before a device that costs nothing.
+    /// Fills two empty caches to nine tenths: before a device that costs nothing, and before the
+    /// backing.
     fn fill(&self, bench: &mut Bench<'_>) -> Result<()> {
         let workload = self.writes(0, Stop::Requests(self.pages() * 9 / 10));
         let case = format!("{FILL}{}", self.case.trim_start_matches("cache-full"));
@@ -112,7 +113,7 @@ impl Scene<'_> {
         bench.turn(self.case, &cache, &Workload { flush_every: FLUSH_EVERY, ..measured }).map(drop)
     }
 
-    /// Measures writes to the backing alone, each durable by itself and in batches.
+    /// Measures the scattered writes on the backing alone, each durable by itself, and in batches.
     fn alone(&self, bench: &mut Bench<'_>) -> Result<()> {
         let measured = self.writes(0, bench.run_time(LONGER));
         bench.turn(self.case, &alone(Arc::clone(self.backing)), &measured)?;

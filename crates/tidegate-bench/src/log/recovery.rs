@@ -65,7 +65,7 @@ fn fill(pool: &Path, pool_bytes: u64, path: &Path, blocks: u64) -> Result<u64> {
     if pool.exists() {
         std::fs::remove_file(pool).map_err(BenchError::os("remove", pool))?;
     }
-    // Like the pools of `run`, which allocate huge pages.
+    // Like the pools of `run`, whose space is allocated in huge pages.
     let create_bytes = Some(pool_bytes);
     let options = RegionOptions { create_bytes, sparse: true, ..RegionOptions::default() };
     let region = Region::open(pool, &options)?;
@@ -116,7 +116,7 @@ fn append_all(log: &Log, file: &File, path: &Path, blocks: u64) -> Result<u64> {
 }
 
 fn recover(bench: &Bench<'_>, pool: &Path) -> Result<f64> {
-    // A pool must belong to its owner alone.
+    // A pool must be accessible to its owner alone.
     set_mode(pool, 0o600)?;
     let mut command = Command::new(&bench.bed.tidegate);
     command.args(["recover", "--replay"]).arg(pool);

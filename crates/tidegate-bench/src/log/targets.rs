@@ -15,8 +15,8 @@ use crate::measure::{Sample, Series, throughput};
 use crate::pattern::Pattern;
 use crate::targets::{Number, Verdict, at_least, at_most};
 
-/// Writes of 4 KiB a second by one thread of the authors' `NVCache`: the middle result on a machine
-/// of this size, its log on tmpfs and not full.
+/// Writes of 4 KiB a second by one thread of the authors' `NVCache`: the middle of its results on a
+/// machine of this size, its log on tmpfs and not full.
 const NVCACHE_WRITES_PER_S: f64 = 543_500.0;
 
 /// The measurements of a run.

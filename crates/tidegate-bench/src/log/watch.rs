@@ -11,7 +11,7 @@ use super::{Bench, Measure, Part, Runner};
 use crate::child::{find_program, output_of, seconds_of};
 use crate::error::{BenchError, Result};
 
-/// Starts whose total time counts as one measurement.
+/// Starts in one measurement.
 const STARTS: u32 = 10;
 /// Time that a program at rest is watched.
 const WATCH: Duration = Duration::from_secs(1);
