@@ -66,8 +66,8 @@ impl Subject {
         }
     }
 
-    /// Returns whether the subject runs `cell`. Reads of both copies are identical, so that only
-    /// one copy runs reads.
+    /// Returns whether the subject runs `cell`. Reads of both copies are identical: one copy runs
+    /// them.
     fn wants(&self, cell: &Cell) -> bool {
         let twice = self.copy_case == Some(COPY_ONE_FENCE) && cell.workload.read_pct > 0;
         cell.wanted.has(self.policy) && !twice

@@ -111,6 +111,5 @@ impl BlockArgs {
     }
 }
 
-/// Seconds of each of the hundreds of runs behind the paper's plots, unless the options say
-/// otherwise.
+/// Seconds of each of the hundreds of runs behind the paper's plots by default.
 const PAPER_SECONDS: f64 = 0.2;

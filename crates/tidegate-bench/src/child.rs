@@ -1,5 +1,4 @@
-//! Other programs started for a measurement: looked up before, ended with the measurement, always
-//! reaped.
+//! Other programs of a measurement: looked up before, ended with the measurement, always reaped.
 
 use std::ffi::OsStr;
 use std::io::{BufRead, BufReader};

@@ -62,8 +62,7 @@ pub enum BenchError {
 }
 
 impl BenchError {
-    /// Returns whether the request was wrong (exit status 2); otherwise the measurement failed
-    /// (exit status 1).
+    /// Returns whether the request was wrong (exit status 2) or the measurement failed (1).
     pub fn is_usage(&self) -> bool {
         matches!(self, Self::Usage(_))
     }

@@ -1,6 +1,5 @@
 //! Figures: each a table of policies by one varied parameter, and a plot of the same numbers. The
-//! figures of the Caiti paper are here, the figures of the Open CAS study in
-//! [`cache::study`](crate::cache).
+//! Caiti paper's figures are here, the Open CAS study's in [`cache::study`](crate::cache).
 
 use crate::measure::{Key, Op, Sample, Series, Spread};
 use crate::plan::{

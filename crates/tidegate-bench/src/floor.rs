@@ -23,8 +23,7 @@ pub(crate) struct BareCopy {
     commit: bool,
 }
 
-/// Returns the geometry of a device whose writes are durable when they return, without other
-/// promises.
+/// Returns the geometry of a device that promises nothing but durable writes.
 pub(crate) fn geometry(block_bytes: u32, blocks: u64) -> Geometry {
     Geometry {
         block_bytes,

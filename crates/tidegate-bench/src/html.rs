@@ -42,8 +42,7 @@ fn looks(report: &Report) -> Looks {
     Looks::new(names.chain(plots::TIMELINE_NAMES))
 }
 
-/// Groups series measured under the same conditions, in order, except those with figures of their
-/// own.
+/// Groups series measured under the same conditions, in order, except series with own figures.
 fn groups(series: &[Series]) -> Vec<Vec<&Series>> {
     let mut groups: Vec<Vec<&Series>> = Vec::new();
     for series in series.iter().filter(|series| !study::is_study(&series.key)) {

@@ -141,8 +141,7 @@ impl Sample {
         }
     }
 
-    /// Returns the samples of a run that stored `traffic`, one for each kind of request that it
-    /// made.
+    /// Returns the samples of a run that stored `traffic`, one for each kind of its requests.
     pub(crate) fn of_kinds(
         outcome: &Outcome,
         traffic: Option<Traffic>,
@@ -244,8 +243,7 @@ impl Spread {
     }
 }
 
-/// Formats the cells of a ratio: its median, and its smallest and largest; empty if there is no
-/// ratio.
+/// Formats the cells of a ratio: median, and smallest and largest; empty if there is no ratio.
 pub(crate) fn ratio_cells(ratio: Option<Spread>) -> [String; 2] {
     let range = ratio.map_or(String::new(), |ratio| ratio.range(2));
     [number_cell(ratio.map(|ratio| ratio.median), 2), range]

@@ -1,5 +1,4 @@
-//! Publishes a report: to the terminal, and as JSON, one HTML page or tables of documentation into
-//! files.
+//! Publishes a report: to the terminal, and as JSON, HTML page or tables of documentation.
 
 use std::path::Path;
 

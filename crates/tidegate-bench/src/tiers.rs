@@ -106,8 +106,7 @@ impl Breakdown {
         found.copied().unwrap_or(Tally { phase, count: 0, total_ns: 0 })
     }
 
-    /// Returns the share of `phase` in the time of requests; 0 for evictions, which run beside
-    /// them.
+    /// Returns the share of `phase` in the time of requests; 0 for evictions in the background.
     pub fn share_pct(&self, phase: Phase) -> f64 {
         let of_requests = self.tallies.iter().filter(|tally| tally.phase != Phase::Eviction);
         let all_ns: u64 = of_requests.map(|tally| tally.total_ns).sum();
@@ -182,8 +181,7 @@ impl TierReport {
         self.breakdowns.iter().find(|breakdown| matching(&breakdown.place))
     }
 
-    /// Makes the table of the shares of phases, and of how often writes stalled or bypassed the
-    /// cache.
+    /// Makes the table of phases' shares, and of the writes that stalled or bypassed the cache.
     pub(crate) fn breakdown_table(&self) -> Table {
         let mut headers = vec!["policy", "case", "threads", "depth"];
         headers.extend(REQUEST_PHASES.map(|(_, name)| name));

@@ -74,8 +74,7 @@ pub struct Workload {
     pub think: Duration,
     /// Bursts and rests; `None`: no rests.
     pub bursts: Option<Bursts>,
-    /// Time from one due batch of a thread to the next; zero: a batch is due when the one before is
-    /// answered.
+    /// Time from one due batch of a thread to the next; zero: due when the one before is answered.
     pub pace: Duration,
     /// Length of the intervals of [`Outcome::timeline`]; zero: none.
     pub tick: Duration,
@@ -125,8 +124,7 @@ pub(crate) fn latencies() -> Latencies {
     Histogram::new_with_bounds(1, LATENCY_MAX_NS, 3).expect("constant bounds are valid")
 }
 
-/// Measures the cost of one reading of the clock in nanoseconds: the harness's share of each
-/// latency.
+/// Measures one reading of the clock in nanoseconds: the harness's share of each latency.
 pub fn clock_overhead_ns() -> f64 {
     const READINGS: u32 = 100_000;
     let begun = Instant::now();

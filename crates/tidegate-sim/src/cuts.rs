@@ -20,8 +20,7 @@ struct Window {
     to: usize,
 }
 
-/// A prefix of one thread's writes: the first `whole` writes, and the next one in part if
-/// `and_part`.
+/// A prefix of one thread's writes: the first `whole` ones, and with `and_part` a part of the next.
 #[derive(Clone, Copy, Default)]
 struct Prefix {
     whole: usize,
@@ -32,8 +31,7 @@ struct Prefix {
 type Writes<'a> = [Vec<&'a Call>; MAX_THREADS];
 
 impl History {
-    /// Returns the values that the blocks, which held `initial` at first, may hold after a crash at
-    /// `position`.
+    /// Returns the values that blocks, `initial` at first, may hold after a crash at `position`.
     pub fn worlds(&self, initial: &[Stamp], position: usize) -> Vec<World> {
         if self.atomic_flush {
             return worlds(self, initial, position);
@@ -123,8 +121,7 @@ fn is_closed(writes: &Writes<'_>, cut: &[Prefix; MAX_THREADS]) -> bool {
     outside.map(|call| call.end).min().is_none_or(|end| end >= last_begun)
 }
 
-/// Returns the operations on block `lba`: the writes of the cut, FUA writes, and reads before the
-/// cut.
+/// Returns the operations on block `lba`: writes of the cut, FUA writes, and reads before the cut.
 fn intervals(
     begun: &[&Call],
     writes: &Writes<'_>,

@@ -1,5 +1,4 @@
-//! Histories: the operations that the threads of an execution make, their results, and the bytes
-//! that identify each write.
+//! Histories: the operations of an execution's threads, their results, and the bytes of each write.
 //!
 //! Every write has a stamp of its own, and every 8 bytes of its blocks carry stamp, block and
 //! position, so that a block that mixes two writes, or holds another block's bytes, is never taken
@@ -172,8 +171,8 @@ pub struct History {
 }
 
 impl History {
-    /// Returns the values that block `lba`, which held `initial` at first, may hold after a crash
-    /// at `position`.
+    /// Returns the values that block `lba`, `initial` at first, may hold after a crash at
+    /// `position`.
     ///
     /// On devices whose writes are durable when they become visible, a value that a read returned
     /// survives, too. Zeroing becomes visible before it is durable (readers see the map first), so
@@ -247,8 +246,7 @@ pub struct Mix {
     pub blocks_max: u64,
     /// Out of 100 operations, this many are reads.
     pub reads_pct: usize,
-    /// Out of 100 operations, this many are discards; the same number write zeroes, and the same
-    /// number flush.
+    /// Out of 100 operations, this many discard, this many write zeroes, and this many flush.
     pub others_pct: usize,
 }
 

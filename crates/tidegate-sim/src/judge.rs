@@ -191,8 +191,7 @@ impl<'a> Judge<'a> {
         self.subject.check(&self.scratch).map_err(unsound)
     }
 
-    /// Fails if a check finds damage in an image before recovery: a crash must not look like
-    /// damage.
+    /// Fails if a check finds damage before recovery: a crash must not look like damage.
     fn check_as_crashed(&self, image: &[u8]) -> Result<(), Verdict> {
         self.load(image)?;
         let faulty = |what| Verdict::recovery(format!("before recovery, a check finds: {what}"));

@@ -1,5 +1,4 @@
-//! The recovery and the reads of a BTT as other implementations do them: second judges of our
-//! images.
+//! The recovery and reads of a BTT by other implementations: second judges of our images.
 //!
 //! Written from the format and from the behavior of `drivers/nvdimm/btt.c` of Linux 6.x and
 //! libpmemblk 1.12; it shares no code with the engine. It supports one arena.
@@ -120,8 +119,7 @@ impl Layout {
         u32_at(image, self.map.start + lba as usize * 4)
     }
 
-    /// Returns the map entry with the initial state resolved: block and flags, both flags set for a
-    /// normal entry.
+    /// Returns the map entry with the initial state resolved; a normal entry has both flags set.
     fn resolved(&self, image: &[u8], lba: u32) -> Result<u32, String> {
         let entry = self.map_entry(image, lba)?;
         Ok(if entry & NORMAL == 0 { lba | NORMAL } else { entry })
@@ -251,8 +249,7 @@ fn own(owned: &mut [bool], block: u32) -> Result<(), String> {
     Ok(())
 }
 
-/// Recovers `image` in place as `dialect` does, and returns the content that a reader sees, block
-/// after block.
+/// Recovers `image` in place as `dialect` does, and returns the blocks that a reader sees.
 ///
 /// # Errors
 /// Describes a fault that the implementation would refuse, and blocks that are lost or owned twice.

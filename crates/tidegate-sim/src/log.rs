@@ -92,8 +92,7 @@ impl LogSubject {
         LogDevice::open(pool, backing, Binding::unnamed(2), options).map_err(text)
     }
 
-    /// Returns the options of a device. A device that is opened for one look has no cleaner that
-    /// writers could wait for.
+    /// Returns the options of a device; one that is opened for a look has no cleaner to wait for.
     fn options(&self, is_alive: bool) -> LogDeviceOptions {
         let is_scheduled = self.is_scheduled && is_alive;
         LogDeviceOptions {

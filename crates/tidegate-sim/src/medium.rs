@@ -157,8 +157,7 @@ impl Medium {
         self.dirty = dirty.into_iter().filter(|&word| self.fence_word(word, thread)).collect();
     }
 
-    /// Makes durable the stores that `thread` ordered in `word`. Returns true if a store is still
-    /// pending there.
+    /// Makes the stores to `word` durable that `thread` ordered; returns if others are pending.
     fn fence_word(&mut self, word: u32, thread: usize) -> bool {
         let index = word as usize;
         let pending = &mut self.pending[index];

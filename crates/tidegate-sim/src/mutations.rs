@@ -135,8 +135,7 @@ pub struct Mutant {
 }
 
 impl Mutant {
-    /// Plants `mutation` between an engine and `inner`; `image` is the initial content of the
-    /// engine's region.
+    /// Plants `mutation` between an engine, whose region starts as `image`, and `inner`.
     ///
     /// # Errors
     /// If `image` does not fit the mutation.
@@ -267,8 +266,8 @@ impl Ring {
         Ok(Self { start: base + RING_OFFSET, salt: word(16)?, bytes: word(24)? })
     }
 
-    /// Decodes `data` at `offset` as the header of a record; returns it with all earlier records
-    /// marked as finished.
+    /// Decodes `data` at `offset` as a record's header; returns it with all earlier records
+    /// finished.
     fn early(&self, offset: u64, data: &[u8]) -> Option<[u8; 64]> {
         let mut bytes: [u8; 64] = data.try_into().ok()?;
         let position = u64::from_le_bytes(bytes[8..16].try_into().ok()?);

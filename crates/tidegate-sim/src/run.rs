@@ -244,8 +244,7 @@ impl Life {
         self.moments.push(Moment { names: self.twin.changes(), files });
     }
 
-    /// Returns the number of changes of names and, for each file, the moment that syncs have
-    /// promised.
+    /// Returns the promises of syncs: the number of changes of names, and a moment for each file.
     fn promised(&self) -> (usize, [usize; FILES]) {
         (self.twin.committed, std::array::from_fn(|file| self.files[file].synced_at))
     }
@@ -497,15 +496,13 @@ impl Life {
 
     /// Makes a real sync of a file, which the program may not have asked for. The twin writes back
     /// and commits as from outside: a kernel may do so at any moment, and a later sync of the
-    /// program then finds nothing to commit. Changes that the kernel did not commit stay
-    /// uncommitted in the twin.
+    /// program then finds nothing to commit. Uncommitted changes stay so in the twin.
     fn sync_really(&mut self, file: usize, data_only: bool) {
         let seen = self.log.file_systems().changes(self.file_system);
         let commits = self.kernel.sync(file, data_only);
         if commits {
             self.log.file_systems().committed(self.file_system, seen);
-            // The twin commits before the write-back too, since pages wait for the commit of a new
-            // size.
+            // The twin also commits before the write-back: pages wait for the commit of a new size.
             self.twin.commit();
         }
         self.twin.write_back(file);

@@ -203,8 +203,7 @@ impl Scheduler {
         }
     }
 
-    /// Handles a round where every thread waits: all but `thread` may look again, for a limited
-    /// number of rounds.
+    /// Lets the other threads look again if every thread waits, for a limited number of rounds.
     fn idle(&self, thread: usize, state: &mut State) {
         state.idle_rounds += 1;
         if state.idle_rounds > IDLE_ROUNDS_LIMIT {

@@ -33,8 +33,7 @@ pub trait Subject: Sync {
         Ok(Alive { device: self.open(region)?, background: Vec::new() })
     }
 
-    /// Returns the number of threads that [`open_alive`](Self::open_alive) gives background work
-    /// to.
+    /// Returns the number of background threads of [`open_alive`](Self::open_alive).
     fn background_threads(&self) -> usize {
         0
     }
@@ -107,8 +106,8 @@ pub struct BttSubject {
 }
 
 impl BttSubject {
-    /// Makes a BTT of `blocks` blocks of 512 bytes and `lanes` lanes, in the smallest region that
-    /// holds it.
+    /// Makes a BTT of `blocks` blocks of 512 bytes and `lanes` lanes, in the least region that
+    /// fits.
     pub fn new(blocks: u32, lanes: u32, version: Version, flog_slots: FlogSlots) -> Self {
         Self::with_lba_bytes(512, blocks, lanes, version, flog_slots)
     }

@@ -130,8 +130,7 @@ impl Recorder {
     }
 
     /// Notes that the process died: its CPUs went on to other work, which drained the lines that
-    /// their threads had streamed and written back, but no more. Returns the position of the last
-    /// event.
+    /// their threads had streamed and written back, but no more. Returns the last position.
     pub fn killed(&self, threads: usize) -> usize {
         let mut trace = self.lock();
         (0..threads).for_each(|thread| trace.push(thread, Action::Fence));

@@ -113,8 +113,7 @@ impl Pool {
         let options = CacheDeviceOptions::default();
         let region = Arc::clone(&self.region);
         let device = Arc::new(CacheDevice::open(region, backing, binding, options)?);
-        // Each write changes only one line of the cached page: with `by-content` the figures would
-        // not count whole pages.
+        // Each write changes one line of a cached page: `by-content` would not count whole pages.
         set_all(&device, &[("by-content", "off"), ("cost", "off")])?;
         set_all(&device, settings)?;
         Ok((self.subject_of(policy, Arc::clone(&device) as _), device))
@@ -213,8 +212,7 @@ pub(super) fn writes(pattern: Pattern, working_set_bytes: u64, stop: Stop) -> Wo
 }
 
 impl Bench<'_> {
-    /// Returns the end of a run without a number of requests that takes `times` as long as other
-    /// runs.
+    /// Returns the end of a timed run that takes `times` as long as other runs.
     pub(super) fn run_time(&self, times: f64) -> Stop {
         Stop::After(Duration::from_secs_f64(self.args.seconds * times))
     }

@@ -22,8 +22,7 @@ pub(super) const FULL_DISK: &str = "cache-full-disk";
 pub(super) const FILL: &str = "cache-fill-90pct";
 /// Reads of pages that are not cached.
 pub(super) const READ: &str = "cache-read-miss";
-/// Reads of pages that are not cached, one after the other: a line also loads the pages that are
-/// read next.
+/// Reads in order of pages that are not cached: a line also loads the pages that are read next.
 const READ_IN_ORDER: &str = "cache-read-in-order";
 /// The cache before a device that keeps nothing.
 pub(super) const BEFORE_NULL: &str = "cache-null";
@@ -91,8 +90,7 @@ impl Scene<'_> {
         writes(Pattern::Scattered { skipped }, self.size * BACKING_SIZES, stop)
     }
 
-    /// Fills two empty caches to nine tenths: before a device that costs nothing, and before the
-    /// backing.
+    /// Fills two empty caches to nine tenths, before a device that costs nothing and the backing.
     fn fill(&self, bench: &mut Bench<'_>) -> Result<()> {
         let workload = self.writes(0, Stop::Requests(self.pages() * 9 / 10));
         let case = format!("{FILL}{}", self.case.trim_start_matches("cache-full"));

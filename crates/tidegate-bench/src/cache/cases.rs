@@ -128,8 +128,7 @@ pub(super) fn measure(bench: &mut Bench<'_>, part: Part, kind: Kind) -> Result<(
     let pool = Pool::new(bench.args, size)?;
     for behind in Behind::ALL {
         let backing = behind.device(size * BACKING_SIZES)?;
-        // The floor and the BTT have no backing, and a device that keeps nothing has no speed of
-        // its own.
+        // The floor and the BTT have no backing, and a null device has no speed of its own.
         let peers = match behind {
             Behind::Null => vec![copy(bench.args, size)?, btt(bench.args, size)?],
             _ => vec![alone(Arc::clone(&backing))],

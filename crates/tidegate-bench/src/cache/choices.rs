@@ -1,5 +1,4 @@
-//! The choices of users: the modes and the policies of cleaning, before a device like a flash
-//! drive.
+//! The choices of users: modes and policies of cleaning, before a device like a flash drive.
 //!
 //! Each client flushes, so that all modes are equally durable at a power cut.
 

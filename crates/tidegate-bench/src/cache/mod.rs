@@ -137,8 +137,7 @@ impl CacheArgs {
         self.parts().into_iter().map(|part| self.planned_for(part)).sum()
     }
 
-    /// Checks that the options make sense and that the programs for [`measure`](Self::measure)
-    /// exist.
+    /// Checks that the options make sense and the programs of [`measure`](Self::measure) exist.
     ///
     /// # Errors
     /// [`BenchError::Usage`](crate::error::BenchError::Usage),

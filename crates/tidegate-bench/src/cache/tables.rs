@@ -7,8 +7,8 @@ use crate::measure::{Key, Series, Traffic, of_policy, ratio_cells, throughput};
 use crate::report::counterpart;
 use crate::table::{Table, number_cell};
 
-/// Makes the table of misses, hits and evictions: latency beside the floor, and bytes to the memory
-/// for each byte written.
+/// Makes the table of misses, hits and evictions: latency beside the floor, and write
+/// amplification.
 pub(crate) fn cases(all: &[Series]) -> Table {
     let mut shown: Vec<&Series> =
         all.iter().filter(|series| Kind::of(&series.key.case).is_some()).collect();

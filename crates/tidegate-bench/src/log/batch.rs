@@ -34,8 +34,7 @@ const RECORD_BYTES: u64 = BLOCK_BYTES as u64 + HEADER_BYTES;
 const POOL_BYTES: u64 = 64 << 20;
 /// Size of the written file; the paper's log of 8 GiB took 20 GiB.
 const FILE_BYTES: u64 = 1 << 30;
-/// Flushes of a large batch take a tenth of a second: these runs take this many times as long as
-/// others.
+/// Flushes of a large batch take a tenth of a second: these runs are longer by this factor.
 const LONGER: f64 = 5.0;
 
 /// Returns the planned time.

@@ -131,16 +131,14 @@ impl Bed {
         self.pools.path().join(pool.name)
     }
 
-    /// Makes the command of the load driver, started by `runner` with the log in `pool`; the
-    /// options are missing.
+    /// Makes the load driver's command, without options, for `runner` with the log in `pool`.
     pub(super) fn driver(&self, runner: Runner, pool: Pool) -> Command {
         let mut command = self.command(runner, pool, &self.tidegate);
         command.args(["bench", "io"]);
         command
     }
 
-    /// Makes the command of `program`, started by `runner` with the log in `pool`; the arguments
-    /// are missing.
+    /// Makes the command of `program`, without arguments, for `runner` with the log in `pool`.
     pub(super) fn command(
         &self,
         runner: Runner,
@@ -156,8 +154,8 @@ impl Bed {
     }
 
     /// Makes a program and its children run on the disk of the files. `run` covers a file there
-    /// from its second sync on, however young the file is: each case creates files of its own, and
-    /// takes only a second.
+    /// from its second sync on, however young the file is: each case creates new files, and takes
+    /// only a second.
     pub(super) fn place(&self, command: &mut Command) {
         command.current_dir(self.files()).env("TIDEGATE_COVER_AFTER", "2");
     }
@@ -165,8 +163,7 @@ impl Bed {
     /// Makes an empty directory for a run, once all writes are on the disk. The directory is
     /// removed when the result is dropped.
     pub(super) fn empty_directory(&self) -> Result<TempDir> {
-        // A short name: the directory holds sockets of programs, and their paths have at most 107
-        // bytes.
+        // A short name: the directory holds sockets, whose paths have at most 107 bytes.
         let directory = tempfile::Builder::new().prefix("d").tempdir_in(self.files());
         let directory = directory.map_err(BenchError::os("create a directory in", self.files()))?;
         open_to_all(directory.path())?;

@@ -75,8 +75,7 @@ impl fmt::Display for Place {
     }
 }
 
-/// Returns the reason why `tidegate run` covers no file in `dir`, or `None` if it covers files
-/// there.
+/// Returns the reason why `tidegate run` covers no file in `dir`, or `None` if it covers files.
 fn why_plain(dir: &Path) -> Result<Option<String>> {
     let opened = File::open(dir).map_err(BenchError::os("open", dir))?;
     let found = fstatfs(&opened).map_err(std::io::Error::from);

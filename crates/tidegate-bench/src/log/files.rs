@@ -70,8 +70,7 @@ pub(super) struct Case {
     pub(super) requests: u64,
     /// Ends the case after this time instead.
     pub(super) seconds: Option<f64>,
-    /// Time from one due request to the next; zero: a request is due when the one before is
-    /// answered.
+    /// Time from one due request to the next; zero: due when the one before is answered.
     pub(super) pace: Duration,
     pub(super) pool: Pool,
 }
@@ -274,8 +273,8 @@ impl Bench<'_> {
         nvcache::write(self, library, &file, numbers)
     }
 
-    /// Measures the same number of requests on the disk itself with fio, around the page cache,
-    /// each block once.
+    /// Measures as many requests on the disk itself with fio, around the page cache, each block
+    /// once.
     pub(super) fn disk_itself(&self, case: &Case) -> Result<Sample> {
         let file = self.file_of(case, 0)?;
         self.bed.sync_disk()?;

@@ -173,8 +173,7 @@ impl LogArgs {
         plans.map(|plan| plan.cost * plan.steps).sum()
     }
 
-    /// Checks that the options make sense and that the programs for [`measure`](Self::measure)
-    /// exist.
+    /// Checks that the options make sense and the programs of [`measure`](Self::measure) exist.
     ///
     /// # Errors
     /// [`BenchError::Usage`], [`BenchError::Missing`].

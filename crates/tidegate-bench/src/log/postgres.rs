@@ -159,8 +159,7 @@ fn program(name: &str) -> PathBuf {
     Path::new(PROGRAMS).join(name)
 }
 
-/// Returns user and group of the server, or `None` if this process is not root and the server runs
-/// as the same user.
+/// Returns the server's user and group, or `None` for the user of this process, which is not root.
 fn user() -> Result<Option<(u32, u32)>> {
     if !rustix::process::geteuid().is_root() {
         return Ok(None);

@@ -18,8 +18,7 @@ use crate::timeline::TimelineRow;
 /// Cases and the bytes of their file.
 pub(super) const CASES: [(&str, u64); 2] =
     [("run-steady-256m", 256 << 20), ("run-steady-2g", 2 << 30)];
-/// Pools: the policy of a run in a new pool, that of the next run in the same pool, and bytes of
-/// the log.
+/// Pools: the policy of a run in a new pool, of the next run in it, and bytes of the log.
 pub(super) const POOLS: [(&str, &str, u64); 2] =
     [("run-log-1g-new", "run-log-1g", 1 << 30), ("run-log-2g-new", "run-log-2g", 2 << 30)];
 /// Cases at a pace, and the bytes of their file; with the first of [`POOLS`] alone.

@@ -68,8 +68,7 @@ impl Found<'_> {
         self.ratio(policies, case, 1, throughput)
     }
 
-    /// Returns the mean latency as a multiple of another policy's in the same case, with one
-    /// thread.
+    /// Returns the mean latency as a multiple of another policy's in one case, with one thread.
     fn time(&self, policies: [&str; 2], case: &str) -> Option<Number> {
         self.ratio(policies, case, 1, |sample| sample.mean_ns)
     }

@@ -58,8 +58,7 @@ pub(super) fn count(mut command: Command) -> Result<Vec<Counts>> {
     let mut stdin = child.stdin.take().expect("stdin is piped");
     stdin.write_all(b"\n").map_err(BenchError::os("write to", &name))?;
     let (operations, ended) = step_to_the_end(pid, begin..end, &counted).map_err(traced)?;
-    // A traced child was waited for already; otherwise the child started the traced process, and is
-    // reaped here.
+    // The traced process was waited for; a child that only started it is reaped here.
     if pid.as_raw().cast_unsigned() != child.id() {
         child.wait().map_err(BenchError::os("wait for", &name))?;
     }

@@ -79,8 +79,7 @@ impl Drop for Fuse {
     }
 }
 
-/// A mounted file system, unmounted on drop. If it is in use, it is unmounted when its last user
-/// ends.
+/// A mounted file system, unmounted on drop, or when its last user ends.
 pub(crate) struct Mount {
     pub(crate) path: PathBuf,
 }

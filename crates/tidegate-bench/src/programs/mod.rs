@@ -8,8 +8,7 @@
 //! 1. Each run has a pool, a server and a file system of its own, which are removed at its end.
 //! 2. Policies take turns, repetition by repetition.
 //!
-//! Map: `file_system` the mount and its lower parts, `run` the programs and the parsers of their
-//! output.
+//! Map: `file_system` the mount and its lower parts, `run` the programs and their output.
 
 mod file_system;
 mod run;

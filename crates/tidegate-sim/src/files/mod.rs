@@ -159,8 +159,7 @@ pub(crate) struct Kernel {
 }
 
 impl Kernel {
-    /// Makes a disk with this number of files of this content: file n has the first name of
-    /// directory n.
+    /// Makes a disk with `files` files of `content`: file n has the first name of directory n.
     pub(crate) fn new(is_ext4: bool, files: usize, content: &[u8]) -> Self {
         let mut this = Self {
             trees: vec![Tree::new(files)],

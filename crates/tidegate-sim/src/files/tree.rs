@@ -35,7 +35,7 @@ pub(crate) struct Tree {
 }
 
 impl Tree {
-    /// Makes the tree of this number of files: file n has the first name of directory n.
+    /// Makes the tree of `files` files: file n has the first name of directory n.
     pub(super) fn new(files: usize) -> Self {
         let names = (0..files).map(|inode| (inode * NAMES, inode)).collect();
         let modes = (0..files).map(|inode| (inode, 0)).collect();
@@ -153,8 +153,7 @@ impl Kernel {
         }
     }
 
-    /// Makes a change that concerns no regular file: a directory is made, renamed, or given another
-    /// mode.
+    /// Makes a change that concerns no regular file, such as of a directory's name or mode.
     pub(crate) fn change_other(&mut self) {
         self.change(&[], &[], |tree| tree.others += 1);
     }
@@ -168,8 +167,7 @@ impl Kernel {
         inode
     }
 
-    /// Makes an empty file with a reserved name, as a careless recovery does: the content comes
-    /// later.
+    /// Makes an empty file with a reserved name, as a careless recovery does before the content.
     pub(crate) fn make_empty(&mut self, original: Inode, mode: usize) -> Inode {
         let inode = self.new_inode();
         self.originals.insert(inode, original);

@@ -219,8 +219,7 @@ impl Library {
         self.note_plain(kernel, None);
     }
 
-    /// Notes a write, and appends its record if the file is covered. Call it before the kernel's
-    /// write.
+    /// Notes a write before the kernel's, and appends its record if the file is covered.
     pub(super) fn write(&mut self, both: &mut Both, inode: Inode, version: u8) {
         self.break_seal(both, inode);
         let kernel = &both.kernel;
@@ -424,8 +423,7 @@ impl Library {
         self.note_synced(both, inode);
     }
 
-    /// Notes that a real sync of the file returned: its last change, and all earlier ones, are
-    /// durable.
+    /// Notes a real sync of the file, which made its last change and all earlier ones durable.
     fn note_synced(&mut self, both: &Both, inode: Inode) {
         let last_change = self.known(inode).last_change;
         self.committed = self.committed.max(last_change);

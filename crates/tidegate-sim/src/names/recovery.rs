@@ -65,8 +65,7 @@ impl DiskNames<Slot, Inode> for Disk<'_> {
         self.tree.links(*inode) as u64
     }
 
-    /// Returns whether the disk cannot have had the file (rule B7): its directory did not change
-    /// after the record.
+    /// Returns whether the disk cannot have had the file (rule B7): its directory is unchanged.
     fn is_unseen(&self, inode: &Inode) -> bool {
         self.fault == NamesFault::MadeAgainAfterCommit
             || self.stories.made.get(inode).is_some_and(|made| {
