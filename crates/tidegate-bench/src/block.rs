@@ -13,7 +13,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tidegate::btt::{Btt, BttOptions};
-use tidegate::device::{BlockDevice, DeviceError};
+use tidegate::device::{BlockDevice, BlockDeviceExt, DeviceError};
 use tidegate::dram::{self, DramTier, Phases};
 use tidegate::log::device::{Binding, LogDevice, LogDeviceOptions};
 use tidegate::log::{self, LogOptions, LogPool};

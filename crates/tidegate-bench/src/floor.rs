@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use tidegate::device::{BlockDevice, DeviceError, Geometry, WriteFlags, ZeroFlags};
+use tidegate::device::{BlockDevice, DeviceError, Extent, Geometry, Operation};
 use tidegate::pmem::Region;
 
 type Result<T> = std::result::Result<T, DeviceError>;
@@ -61,36 +61,34 @@ impl BlockDevice for BareCopy {
         geometry(self.block_bytes, self.blocks)
     }
 
-    fn read(&self, offset: u64, buf: &mut [u8]) -> Result<()> {
-        self.geometry().check(offset, buf.len() as u64)?;
-        Ok(self.region.read(offset, buf)?)
-    }
-
-    fn write(&self, offset: u64, data: &[u8], _: WriteFlags) -> Result<()> {
-        self.geometry().check(offset, data.len() as u64)?;
-        self.region.write_streaming(offset, data)?;
+    fn run(&self, operation: &mut Operation<'_>) -> Result<()> {
+        self.geometry().check_operation(operation)?;
+        match *operation {
+            Operation::Read { offset, ref mut buf } => return Ok(self.region.read(offset, buf)?),
+            Operation::Write { offset, data, .. } => self.region.write_streaming(offset, data)?,
+            Operation::WriteZeroes { offset, len, .. } => {
+                self.region.zero_streaming(offset, len)?;
+            }
+            Operation::Status { offset, len, ref mut extents, .. } => {
+                **extents = vec![Extent::data(offset, len)];
+                return Ok(());
+            }
+            Operation::Flush | Operation::Discard { .. } => return Ok(()),
+        }
         self.region.fence()?;
-        if self.commit { self.commit(offset, data.len() as u64) } else { Ok(()) }
-    }
-
-    fn flush(&self) -> Result<()> {
-        Ok(())
-    }
-
-    fn discard(&self, offset: u64, len: u64) -> Result<()> {
-        self.geometry().check(offset, len)
-    }
-
-    fn write_zeroes(&self, offset: u64, len: u64, _: ZeroFlags) -> Result<()> {
-        self.geometry().check(offset, len)?;
-        self.region.zero_streaming(offset, len)?;
-        Ok(self.region.fence()?)
+        match *operation {
+            Operation::Write { offset, data, .. } if self.commit => {
+                self.commit(offset, data.len() as u64)
+            }
+            _ => Ok(()),
+        }
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use tidegate::device::{BlockDeviceExt, WriteFlags};
 
     #[test]
     fn blocks_come_back_and_words_lie_behind_them() {

@@ -13,7 +13,7 @@ use serde::Serialize;
 use tidegate::btt::Btt;
 use tidegate::cache::{Binding, CacheDevice, CacheDeviceOptions};
 use tidegate::device::null::NullDevice;
-use tidegate::device::{BlockDevice, DeviceError, WriteFlags};
+use tidegate::device::{BlockDevice, BlockDeviceExt, DeviceError, WriteFlags};
 use tidegate::pmem::{Domain, MediaModel, Region, RegionOptions};
 use tidegate::size::parse_bytes;
 

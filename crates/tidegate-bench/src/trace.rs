@@ -11,9 +11,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 
-use tidegate::device::{
-    BlockDevice, Extent, Geometry, Op, Operation, Request, Result, WriteFlags, ZeroFlags,
-};
+use tidegate::device::{BlockDevice, Geometry, Op, Operation, Request, Result};
 
 use crate::error::{self, BenchError};
 
@@ -48,20 +46,12 @@ impl Trace {
         lines.and_then(|mut lines| lines.flush()).map_err(BenchError::os("write", self.path))
     }
 
-    fn run(&self, operation: Operation<'_>) -> Result<()> {
-        let mut request = [Request::new(operation)];
-        self.submit(&mut request);
-        request[0].take_result().expect("a submitted request has a result")
-    }
-
-    fn keep(&self, ts_us: u128, batch: &[Request<'_>]) {
+    fn keep(&self, ts_us: u128, operation: &Operation<'_>) {
         let mut lines = self.lines.lock().unwrap_or_else(PoisonError::into_inner);
-        for request in batch {
-            let Ok(file) = &mut *lines else { return };
-            let (op, (offset, len)) = (Op::of(request.operation()).name(), request.range());
-            if let Err(error) = writeln!(file, "{ts_us},{op},{offset},{len}") {
-                *lines = Err(error);
-            }
+        let Ok(file) = &mut *lines else { return };
+        let (op, (offset, len)) = (Op::of(operation).name(), operation.range());
+        if let Err(error) = writeln!(file, "{ts_us},{op},{offset},{len}") {
+            *lines = Err(error);
         }
     }
 }
@@ -71,40 +61,26 @@ impl BlockDevice for Trace {
         self.inner.geometry()
     }
 
-    fn read(&self, offset: u64, buf: &mut [u8]) -> Result<()> {
-        self.run(Operation::Read { offset, buf })
-    }
-
-    fn write(&self, offset: u64, data: &[u8], flags: WriteFlags) -> Result<()> {
-        self.run(Operation::Write { offset, data, flags })
-    }
-
-    fn flush(&self) -> Result<()> {
-        self.run(Operation::Flush)
-    }
-
-    fn discard(&self, offset: u64, len: u64) -> Result<()> {
-        self.run(Operation::Discard { offset, len })
-    }
-
-    fn write_zeroes(&self, offset: u64, len: u64, flags: ZeroFlags) -> Result<()> {
-        self.run(Operation::WriteZeroes { offset, len, flags })
-    }
-
-    fn status(&self, offset: u64, len: u64, most: usize) -> Result<Vec<Extent>> {
-        self.inner.status(offset, len, most)
+    fn run(&self, operation: &mut Operation<'_>) -> Result<()> {
+        let ts_us = self.epoch.elapsed().as_micros();
+        let result = self.inner.run(operation);
+        self.keep(ts_us, operation);
+        result
     }
 
     fn submit(&self, batch: &mut [Request<'_>]) {
         let ts_us = self.epoch.elapsed().as_micros();
         self.inner.submit(batch);
-        self.keep(ts_us, batch);
+        for request in batch {
+            self.keep(ts_us, request.operation());
+        }
     }
 }
 
 #[cfg(test)]
 mod tests {
     use tidegate::device::memory::MemoryDevice;
+    use tidegate::device::{BlockDeviceExt, WriteFlags};
 
     use super::*;
 

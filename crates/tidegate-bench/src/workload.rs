@@ -18,7 +18,7 @@ use std::sync::Barrier;
 use std::time::{Duration, Instant};
 
 use hdrhistogram::Histogram;
-use tidegate::device::{BlockDevice, DeviceError, WriteFlags};
+use tidegate::device::{BlockDevice, BlockDeviceExt, DeviceError, WriteFlags};
 
 use crate::pattern::{Pattern, Picker, Rng};
 use crate::timeline::{Timeline, nanoseconds};
@@ -375,7 +375,7 @@ mod tests {
     use std::sync::Mutex;
     use std::sync::atomic::{AtomicBool, Ordering};
 
-    use tidegate::device::{Geometry, ZeroFlags};
+    use tidegate::device::{Geometry, Operation};
 
     use super::*;
 
@@ -407,20 +407,16 @@ mod tests {
         fn geometry(&self) -> Geometry {
             unreachable!("workloads are checked against the geometry by their caller")
         }
-        fn read(&self, offset: u64, _: &mut [u8]) -> Result<(), DeviceError> {
-            self.note('r', offset)
-        }
-        fn write(&self, offset: u64, _: &[u8], _: WriteFlags) -> Result<(), DeviceError> {
-            self.note('w', offset)
-        }
-        fn flush(&self) -> Result<(), DeviceError> {
-            self.note('f', 0)
-        }
-        fn discard(&self, offset: u64, _: u64) -> Result<(), DeviceError> {
-            self.note('d', offset)
-        }
-        fn write_zeroes(&self, offset: u64, _: u64, _: ZeroFlags) -> Result<(), DeviceError> {
-            self.note('z', offset)
+        fn run(&self, operation: &mut Operation<'_>) -> Result<(), DeviceError> {
+            let kind = match operation {
+                Operation::Read { .. } => 'r',
+                Operation::Write { .. } => 'w',
+                Operation::Flush => 'f',
+                Operation::Discard { .. } => 'd',
+                Operation::WriteZeroes { .. } => 'z',
+                Operation::Status { .. } => 's',
+            };
+            self.note(kind, operation.range().0)
         }
     }
 
@@ -498,22 +494,11 @@ mod tests {
             fn geometry(&self) -> Geometry {
                 Recorder::default().geometry()
             }
-            fn read(&self, _: u64, _: &mut [u8]) -> Result<(), DeviceError> {
-                Ok(())
-            }
-            fn write(&self, _: u64, _: &[u8], _: WriteFlags) -> Result<(), DeviceError> {
-                if self.0.swap(false, Ordering::Relaxed) {
+            fn run(&self, operation: &mut Operation<'_>) -> Result<(), DeviceError> {
+                let is_write = matches!(operation, Operation::Write { .. });
+                if is_write && self.0.swap(false, Ordering::Relaxed) {
                     std::thread::sleep(Duration::from_millis(20));
                 }
-                Ok(())
-            }
-            fn flush(&self) -> Result<(), DeviceError> {
-                Ok(())
-            }
-            fn discard(&self, _: u64, _: u64) -> Result<(), DeviceError> {
-                Ok(())
-            }
-            fn write_zeroes(&self, _: u64, _: u64, _: ZeroFlags) -> Result<(), DeviceError> {
                 Ok(())
             }
         }

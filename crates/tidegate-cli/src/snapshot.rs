@@ -19,9 +19,9 @@ use anyhow::{Context, Result, bail, ensure};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{CWD, RenameFlags, renameat_with};
 use rustix::io::Errno;
-use tidegate::device::BlockDevice;
 use tidegate::device::moment::{Claim, Moment};
 use tidegate::device::wake::Wake;
+use tidegate::device::{BlockDevice, BlockDeviceExt};
 use tidegate::stack::StackError;
 
 use crate::served::Served;

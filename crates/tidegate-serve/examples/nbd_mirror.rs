@@ -8,7 +8,7 @@ use std::error::Error;
 use std::sync::Arc;
 
 use tidegate::device::memory::MemoryDevice;
-use tidegate::device::{BlockDevice, Geometry, Result, WriteFlags, ZeroFlags};
+use tidegate::device::{BlockDevice, Geometry, Operation, Result};
 use tidegate_serve::nbd::{Export, ListenAddress, ServerBuilder, StopHandle};
 
 /// Two devices of one geometry with equal content.
@@ -22,28 +22,11 @@ impl BlockDevice for Mirror {
         self.first.geometry()
     }
 
-    fn read(&self, offset: u64, buf: &mut [u8]) -> Result<()> {
-        self.first.read(offset, buf)
-    }
-
-    fn write(&self, offset: u64, data: &[u8], flags: WriteFlags) -> Result<()> {
-        self.second.write(offset, data, flags)?;
-        self.first.write(offset, data, flags)
-    }
-
-    fn flush(&self) -> Result<()> {
-        self.second.flush()?;
-        self.first.flush()
-    }
-
-    fn discard(&self, offset: u64, len: u64) -> Result<()> {
-        self.second.discard(offset, len)?;
-        self.first.discard(offset, len)
-    }
-
-    fn write_zeroes(&self, offset: u64, len: u64, flags: ZeroFlags) -> Result<()> {
-        self.second.write_zeroes(offset, len, flags)?;
-        self.first.write_zeroes(offset, len, flags)
+    fn run(&self, operation: &mut Operation<'_>) -> Result<()> {
+        if !matches!(operation, Operation::Read { .. } | Operation::Status { .. }) {
+            self.second.run(operation)?;
+        }
+        self.first.run(operation)
     }
 }
 
@@ -73,6 +56,7 @@ fn serve(
 #[cfg(test)]
 mod tests {
     use std::process::{Command, ExitStatus};
+    use tidegate::device::BlockDeviceExt;
 
     use super::*;
 

@@ -24,7 +24,7 @@ use tidegate::cache::mode::Mode;
 use tidegate::cache::{
     Binding, CacheDevice, CacheDeviceOptions, CacheHeader, CacheOptions, create,
 };
-use tidegate::device::{BlockDevice, Geometry, Result as DeviceResult, WriteFlags, ZeroFlags};
+use tidegate::device::{BlockDevice, Extent, Geometry, Operation, Result as DeviceResult};
 use tidegate::pmem::Region;
 use tidegate::pool::Superblock;
 use tidegate::stats::{Collector, Value};
@@ -556,29 +556,31 @@ impl BlockDevice for Backing {
         }
     }
 
-    fn read(&self, offset: u64, buf: &mut [u8]) -> DeviceResult<()> {
-        Ok(self.region.read(self.offset + offset, buf)?)
-    }
-
-    fn write(&self, offset: u64, data: &[u8], flags: WriteFlags) -> DeviceResult<()> {
-        self.region.write(self.offset + offset, data)?;
-        if flags.fua { self.flush() } else { Ok(()) }
-    }
-
-    fn flush(&self) -> DeviceResult<()> {
-        if !self.flushes {
+    fn run(&self, operation: &mut Operation<'_>) -> DeviceResult<()> {
+        let mut forced = false;
+        match *operation {
+            Operation::Read { offset, ref mut buf } => {
+                self.region.read(self.offset + offset, buf)?;
+            }
+            Operation::Write { offset, data, flags } => {
+                self.region.write(self.offset + offset, data)?;
+                forced = flags.fua;
+            }
+            Operation::Flush => forced = true,
+            Operation::Discard { .. } => {}
+            Operation::WriteZeroes { offset, len, flags } => {
+                let zeroes = vec![0; usize::try_from(len).unwrap_or(0)];
+                self.region.write(self.offset + offset, &zeroes)?;
+                forced = flags.fua;
+            }
+            Operation::Status { offset, len, ref mut extents, .. } => {
+                **extents = vec![Extent::data(offset, len)];
+            }
+        }
+        if !(forced && self.flushes) {
             return Ok(());
         }
         self.region.write_back(self.offset, self.bytes)?;
         Ok(self.region.fence()?)
-    }
-
-    fn discard(&self, _offset: u64, _len: u64) -> DeviceResult<()> {
-        Ok(())
-    }
-
-    fn write_zeroes(&self, offset: u64, len: u64, flags: ZeroFlags) -> DeviceResult<()> {
-        let zeroes = vec![0; usize::try_from(len).unwrap_or(0)];
-        self.write(offset, &zeroes, WriteFlags { fua: flags.fua })
     }
 }

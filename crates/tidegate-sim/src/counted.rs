@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use tidegate::device::{BlockDevice, Extent, Geometry, Result, WriteFlags, ZeroFlags};
+use tidegate::device::{BlockDevice, Geometry, Operation, Result};
 
 /// Numbers of requests begun and ended.
 #[derive(Debug, Default)]
@@ -39,27 +39,10 @@ impl BlockDevice for Counted {
         self.inner.geometry()
     }
 
-    fn read(&self, offset: u64, buf: &mut [u8]) -> Result<()> {
-        self.requests.count(|| self.inner.read(offset, buf))
-    }
-
-    fn write(&self, offset: u64, data: &[u8], flags: WriteFlags) -> Result<()> {
-        self.requests.count(|| self.inner.write(offset, data, flags))
-    }
-
-    fn flush(&self) -> Result<()> {
-        self.requests.count(|| self.inner.flush())
-    }
-
-    fn discard(&self, offset: u64, len: u64) -> Result<()> {
-        self.requests.count(|| self.inner.discard(offset, len))
-    }
-
-    fn write_zeroes(&self, offset: u64, len: u64, flags: ZeroFlags) -> Result<()> {
-        self.requests.count(|| self.inner.write_zeroes(offset, len, flags))
-    }
-
-    fn status(&self, offset: u64, len: u64, most: usize) -> Result<Vec<Extent>> {
-        self.inner.status(offset, len, most)
+    fn run(&self, operation: &mut Operation<'_>) -> Result<()> {
+        match operation {
+            Operation::Status { .. } => self.inner.run(operation),
+            _ => self.requests.count(|| self.inner.run(operation)),
+        }
     }
 }

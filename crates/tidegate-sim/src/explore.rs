@@ -17,7 +17,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
-use tidegate::device::{BlockDevice, WriteFlags};
+use tidegate::device::{BlockDevice, BlockDeviceExt, WriteFlags};
 use tidegate::pmem::{Observer, Region};
 use tidegate::tier::background::{self, Work};
 

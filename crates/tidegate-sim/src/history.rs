@@ -6,7 +6,7 @@
 
 use std::collections::BTreeSet;
 
-use tidegate::device::{BlockDevice, DeviceError, WriteFlags, ZeroFlags};
+use tidegate::device::{BlockDevice, BlockDeviceExt, DeviceError, WriteFlags, ZeroFlags};
 
 use crate::model::{Effect, Interval, Stamp, TORN, outcomes};
 use crate::random::Random;

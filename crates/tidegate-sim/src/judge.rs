@@ -10,7 +10,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use tidegate::device::{BlockDevice, WriteFlags};
+use tidegate::device::{BlockDevice, BlockDeviceExt, WriteFlags};
 use tidegate::pmem::{Observer, Region};
 
 use crate::context;

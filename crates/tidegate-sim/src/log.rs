@@ -12,7 +12,9 @@ use std::sync::Arc;
 
 use crc_fast::{CrcAlgorithm, checksum};
 use tidegate::device::memory::MemoryDevice;
-use tidegate::device::{BlockDevice, Geometry, Result as DeviceResult, WriteFlags, ZeroFlags};
+use tidegate::device::{
+    BlockDevice, BlockDeviceExt, Extent, Geometry, Operation, Result as DeviceResult, WriteFlags,
+};
 use tidegate::log::device::{Binding, LogDevice, LogDeviceOptions};
 use tidegate::log::layout::RING_OFFSET;
 use tidegate::log::{LogOptions, LogPool, Scanner, create};
@@ -232,23 +234,23 @@ impl BlockDevice for Backing {
         }
     }
 
-    fn read(&self, offset: u64, buf: &mut [u8]) -> DeviceResult<()> {
-        Ok(self.region.read(POOL_BYTES + offset, buf)?)
-    }
-
-    fn write(&self, offset: u64, data: &[u8], _flags: WriteFlags) -> DeviceResult<()> {
-        Ok(self.region.write_streaming(POOL_BYTES + offset, data)?)
-    }
-
-    fn flush(&self) -> DeviceResult<()> {
-        if self.flushes { Ok(self.region.fence()?) } else { Ok(()) }
-    }
-
-    fn discard(&self, _offset: u64, _len: u64) -> DeviceResult<()> {
+    fn run(&self, operation: &mut Operation<'_>) -> DeviceResult<()> {
+        match *operation {
+            Operation::Read { offset, ref mut buf } => {
+                self.region.read(POOL_BYTES + offset, buf)?;
+            }
+            Operation::Write { offset, data, .. } => {
+                self.region.write_streaming(POOL_BYTES + offset, data)?;
+            }
+            Operation::Flush if self.flushes => self.region.fence()?,
+            Operation::Flush | Operation::Discard { .. } => {}
+            Operation::WriteZeroes { offset, len, .. } => {
+                self.region.zero_streaming(POOL_BYTES + offset, len)?;
+            }
+            Operation::Status { offset, len, ref mut extents, .. } => {
+                **extents = vec![Extent::data(offset, len)];
+            }
+        }
         Ok(())
-    }
-
-    fn write_zeroes(&self, offset: u64, len: u64, _flags: ZeroFlags) -> DeviceResult<()> {
-        Ok(self.region.zero_streaming(POOL_BYTES + offset, len)?)
     }
 }

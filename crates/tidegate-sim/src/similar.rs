@@ -5,7 +5,7 @@
 
 use std::sync::Arc;
 
-use tidegate::device::{BlockDevice, Extent, Geometry, Result, WriteFlags, ZeroFlags};
+use tidegate::device::{BlockDevice, BlockDeviceExt, Geometry, Operation, Result};
 
 use crate::history::{payload, stamp_of};
 
@@ -67,32 +67,20 @@ impl BlockDevice for Similar {
         self.0.geometry()
     }
 
-    fn read(&self, offset: u64, buf: &mut [u8]) -> Result<()> {
-        self.0.read(offset, buf)?;
-        self.each(offset, buf, decode);
-        Ok(())
-    }
-
-    fn write(&self, offset: u64, data: &[u8], flags: WriteFlags) -> Result<()> {
-        let mut data = data.to_vec();
-        self.each(offset, &mut data, encode);
-        self.0.write(offset, &data, flags)
-    }
-
-    fn flush(&self) -> Result<()> {
-        self.0.flush()
-    }
-
-    fn discard(&self, offset: u64, len: u64) -> Result<()> {
-        self.0.discard(offset, len)
-    }
-
-    fn write_zeroes(&self, offset: u64, len: u64, flags: ZeroFlags) -> Result<()> {
-        self.0.write_zeroes(offset, len, flags)
-    }
-
-    fn status(&self, offset: u64, len: u64, most: usize) -> Result<Vec<Extent>> {
-        self.0.status(offset, len, most)
+    fn run(&self, operation: &mut Operation<'_>) -> Result<()> {
+        match *operation {
+            Operation::Read { offset, ref mut buf } => {
+                self.0.read(offset, buf)?;
+                self.each(offset, buf, decode);
+                Ok(())
+            }
+            Operation::Write { offset, data, flags } => {
+                let mut data = data.to_vec();
+                self.each(offset, &mut data, encode);
+                self.0.write(offset, &data, flags)
+            }
+            _ => self.0.run(operation),
+        }
     }
 }
 

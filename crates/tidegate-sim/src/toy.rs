@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use tidegate::device::{BlockDevice, DeviceError, Geometry, Result, WriteFlags, ZeroFlags};
+use tidegate::device::{BlockDevice, Extent, Geometry, Operation, Result};
 use tidegate::pmem::Region;
 
 use crate::subject::Subject;
@@ -162,6 +162,38 @@ impl Device {
         Ok(())
     }
 
+    fn read_blocks(&self, offset: u64, buf: &mut [u8]) -> Result<()> {
+        for (lba, block) in (offset / BLOCK_BYTES..).zip(buf.chunks_mut(BLOCK)) {
+            let cached = self.cached().get(&lba).cloned();
+            match cached {
+                Some(data) => block.copy_from_slice(&data),
+                None => self.read_block(lba, block)?,
+            }
+        }
+        Ok(())
+    }
+
+    fn write_blocks(&self, offset: u64, data: &[u8], fua: bool) -> Result<()> {
+        for (lba, block) in (offset / BLOCK_BYTES..).zip(data.chunks(BLOCK)) {
+            if self.toy.volatile_cache && !fua {
+                self.cached().insert(lba, block.to_vec());
+            } else {
+                self.write_block(lba, block)?;
+                self.cached().remove(&lba);
+            }
+        }
+        Ok(())
+    }
+
+    fn write_cached(&self) -> Result<()> {
+        let dirty = self.cached().clone();
+        let forgotten = usize::from(self.toy.fault == Fault::ForgetfulFlush);
+        for (&lba, data) in dirty.iter().take(dirty.len().saturating_sub(forgotten)) {
+            self.write_block(lba, data)?;
+        }
+        Ok(())
+    }
+
     fn cached(&self) -> std::sync::MutexGuard<'_, BTreeMap<u64, Vec<u8>>> {
         self.cached.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -181,52 +213,21 @@ impl BlockDevice for Device {
         }
     }
 
-    fn read(&self, offset: u64, buf: &mut [u8]) -> Result<()> {
-        self.geometry().check(offset, buf.len() as u64)?;
-        for (lba, block) in (offset / BLOCK_BYTES..).zip(buf.chunks_mut(BLOCK)) {
-            let cached = self.cached().get(&lba).cloned();
-            match cached {
-                Some(data) => block.copy_from_slice(&data),
-                None => self.read_block(lba, block)?,
+    fn run(&self, operation: &mut Operation<'_>) -> Result<()> {
+        self.geometry().check_operation(operation)?;
+        match *operation {
+            Operation::Read { offset, ref mut buf } => self.read_blocks(offset, buf),
+            Operation::Write { offset, data, flags } => self.write_blocks(offset, data, flags.fua),
+            Operation::Flush => self.write_cached(),
+            Operation::Discard { .. } => Ok(()),
+            Operation::WriteZeroes { offset, len, flags } => {
+                let zeroes = vec![0; usize::try_from(len).expect("inside a small device")];
+                self.write_blocks(offset, &zeroes, flags.fua)
+            }
+            Operation::Status { offset, len, ref mut extents, .. } => {
+                **extents = vec![Extent::data(offset, len)];
+                Ok(())
             }
         }
-        Ok(())
-    }
-
-    fn write(&self, offset: u64, data: &[u8], flags: WriteFlags) -> Result<()> {
-        self.geometry().check(offset, data.len() as u64)?;
-        for (lba, block) in (offset / BLOCK_BYTES..).zip(data.chunks(BLOCK)) {
-            if self.toy.volatile_cache && !flags.fua {
-                self.cached().insert(lba, block.to_vec());
-            } else {
-                self.write_block(lba, block)?;
-                self.cached().remove(&lba);
-            }
-        }
-        Ok(())
-    }
-
-    fn flush(&self) -> Result<()> {
-        let dirty = self.cached().clone();
-        let forgotten = usize::from(self.toy.fault == Fault::ForgetfulFlush);
-        for (&lba, data) in dirty.iter().take(dirty.len().saturating_sub(forgotten)) {
-            self.write_block(lba, data)?;
-        }
-        Ok(())
-    }
-
-    fn discard(&self, offset: u64, len: u64) -> Result<()> {
-        self.geometry().check(offset, len)
-    }
-
-    fn write_zeroes(&self, offset: u64, len: u64, flags: ZeroFlags) -> Result<()> {
-        self.geometry().check(offset, len)?;
-        let zeroes = vec![
-            0;
-            usize::try_from(len).map_err(|_| {
-                DeviceError::out_of_range(offset, len, self.geometry().size_bytes())
-            })?
-        ];
-        self.write(offset, &zeroes, WriteFlags { fua: flags.fua })
     }
 }

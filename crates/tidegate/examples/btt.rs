@@ -8,7 +8,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use tidegate::btt::{self, Btt, BttOptions};
-use tidegate::device::{BlockDevice, WriteFlags};
+use tidegate::device::{BlockDevice, BlockDeviceExt, WriteFlags};
 use tidegate::pmem::{Region, RegionOptions};
 
 fn main() -> Result<(), Box<dyn Error>> {

@@ -6,7 +6,7 @@ use std::error::Error;
 use std::sync::Arc;
 
 use tidegate::btt::{self, Btt, BttOptions};
-use tidegate::device::{BlockDevice, WriteFlags};
+use tidegate::device::{BlockDevice, BlockDeviceExt, WriteFlags};
 use tidegate::dram::{self, TierSpec};
 use tidegate::pmem::Region;
 

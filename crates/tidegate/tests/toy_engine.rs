@@ -9,7 +9,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use serde_json::json;
 use tidegate::btt::BttEngine;
 use tidegate::device::{
-    BlockDevice, DeviceError, DeviceErrorKind, Geometry, Result, WriteFlags, ZeroFlags,
+    BlockDevice, BlockDeviceExt, DeviceError, DeviceErrorKind, Extent, Geometry, Operation, Result,
+    WriteFlags,
 };
 use tidegate::dram::{Policy, TierSpec};
 use tidegate::pmem::Region;
@@ -113,40 +114,42 @@ struct Toy {
     unreported: AtomicU64,
 }
 
+impl Toy {
+    fn write(&self, offset: u64, data: &[u8]) -> Result<()> {
+        if self.fails.load(Ordering::Relaxed) != 0 {
+            self.unreported.fetch_add(1, Ordering::Relaxed);
+            return Err(DeviceError::new(DeviceErrorKind::Io, "the toy is broken"));
+        }
+        self.region.write_streaming(offset, data)?;
+        Ok(self.region.fence()?)
+    }
+}
+
 impl BlockDevice for Toy {
     fn geometry(&self) -> Geometry {
         let blocks = self.superblock.data_bytes / u64::from(BLOCK_BYTES);
         tidegate::device::null::NullDevice::new(BLOCK_BYTES, blocks).unwrap().geometry()
     }
 
-    fn read(&self, offset: u64, buf: &mut [u8]) -> Result<()> {
-        self.geometry().check(offset, buf.len() as u64)?;
-        Ok(self.region.read(self.superblock.data_offset + offset, buf)?)
-    }
-
-    fn write(&self, offset: u64, data: &[u8], _flags: WriteFlags) -> Result<()> {
-        self.geometry().check_write(offset, data.len() as u64)?;
-        if self.fails.load(Ordering::Relaxed) != 0 {
-            self.unreported.fetch_add(1, Ordering::Relaxed);
-            return Err(DeviceError::new(DeviceErrorKind::Io, "the toy is broken"));
+    fn run(&self, operation: &mut Operation<'_>) -> Result<()> {
+        self.geometry().check_operation(operation)?;
+        let base = self.superblock.data_offset;
+        match *operation {
+            Operation::Read { offset, ref mut buf } => Ok(self.region.read(base + offset, buf)?),
+            Operation::Write { offset, data, .. } => self.write(base + offset, data),
+            Operation::Flush => match self.unreported.swap(0, Ordering::Relaxed) {
+                0 => Ok(()),
+                _ => Err(DeviceError::new(DeviceErrorKind::Io, "the toy was broken")),
+            },
+            Operation::Discard { .. } => Ok(()),
+            Operation::WriteZeroes { offset, len, .. } => {
+                self.write(base + offset, &vec![0; usize::try_from(len).unwrap()])
+            }
+            Operation::Status { offset, len, ref mut extents, .. } => {
+                **extents = vec![Extent::data(offset, len)];
+                Ok(())
+            }
         }
-        self.region.write_streaming(self.superblock.data_offset + offset, data)?;
-        Ok(self.region.fence()?)
-    }
-
-    fn flush(&self) -> Result<()> {
-        match self.unreported.swap(0, Ordering::Relaxed) {
-            0 => Ok(()),
-            _ => Err(DeviceError::new(DeviceErrorKind::Io, "the toy was broken")),
-        }
-    }
-
-    fn discard(&self, offset: u64, len: u64) -> Result<()> {
-        self.geometry().check_write(offset, len)
-    }
-
-    fn write_zeroes(&self, offset: u64, len: u64, flags: ZeroFlags) -> Result<()> {
-        self.write(offset, &vec![0; usize::try_from(len).unwrap()], WriteFlags { fua: flags.fua })
     }
 }
 

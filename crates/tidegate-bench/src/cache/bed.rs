@@ -6,7 +6,7 @@ use std::time::Duration;
 use tidegate::cache::{self, Binding, CacheDevice, CacheDeviceOptions, CacheOptions};
 use tidegate::device::delay::{Delay, Delays};
 use tidegate::device::null::NullDevice;
-use tidegate::device::{self, BlockDevice, DeviceError, Geometry, WriteFlags, ZeroFlags};
+use tidegate::device::{self, BlockDevice, DeviceError, Geometry, Operation};
 use tidegate::pmem::{MediaModel, Region};
 use tidegate::stats::{Collector, Value};
 use tidegate::tier::{SettingError, Tier};
@@ -245,24 +245,13 @@ impl BlockDevice for Forced {
         self.0.geometry()
     }
 
-    fn read(&self, offset: u64, buf: &mut [u8]) -> device::Result<()> {
-        self.0.read(offset, buf)
-    }
-
-    fn write(&self, offset: u64, data: &[u8], _: WriteFlags) -> device::Result<()> {
-        self.0.write(offset, data, WriteFlags { fua: true })
-    }
-
-    fn flush(&self) -> device::Result<()> {
-        self.0.flush()
-    }
-
-    fn discard(&self, offset: u64, len: u64) -> device::Result<()> {
-        self.0.discard(offset, len)
-    }
-
-    fn write_zeroes(&self, offset: u64, len: u64, flags: ZeroFlags) -> device::Result<()> {
-        self.0.write_zeroes(offset, len, ZeroFlags { fua: true, ..flags })
+    fn run(&self, operation: &mut Operation<'_>) -> device::Result<()> {
+        match operation {
+            Operation::Write { flags, .. } => flags.fua = true,
+            Operation::WriteZeroes { flags, .. } => flags.fua = true,
+            _ => {}
+        }
+        self.0.run(operation)
     }
 }
 

@@ -1,10 +1,10 @@
 //! Caches before slow backings: a full one before a file and before a disk of 20 µs, and reads that
 //! miss.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use tidegate::device::file::{FileDevice, FileOptions};
-use tidegate::device::{self, BlockDevice, Geometry, Operation, Request, WriteFlags, ZeroFlags};
+use tidegate::device::{self, BlockDevice, Geometry, Operation, Request, WriteFlags};
 
 use super::bed::{DISK, PAGE_BYTES, Pool, Subject, Variant, alone, null, slow, writes};
 use super::cases::SLOW;
@@ -133,38 +133,38 @@ impl Batches {
     }
 }
 
-impl BlockDevice for Batches {
-    fn geometry(&self) -> Geometry {
-        self.below.geometry()
+impl Batches {
+    fn waiting(&self) -> MutexGuard<'_, Vec<(u64, Vec<u8>)>> {
+        self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn read(&self, offset: u64, buf: &mut [u8]) -> device::Result<()> {
-        self.below.read(offset, buf)
-    }
-
-    fn write(&self, offset: u64, data: &[u8], _: WriteFlags) -> device::Result<()> {
-        let mut waiting = self.waiting.lock().unwrap_or_else(PoisonError::into_inner);
-        waiting.push((offset, data.to_vec()));
-        Ok(())
-    }
-
-    fn flush(&self) -> device::Result<()> {
-        let mut waiting = self.waiting.lock().unwrap_or_else(PoisonError::into_inner);
+    fn write_all(&self) -> device::Result<()> {
+        let mut waiting = self.waiting();
         waiting.sort_unstable_by_key(|(offset, _)| *offset);
         let mut requests: Vec<_> = waiting.iter().map(|(at, data)| write_of(*at, data)).collect();
         self.below.submit(&mut requests);
         requests.iter_mut().try_for_each(|it| it.take_result().unwrap_or(Ok(())))?;
         drop(requests);
         waiting.clear();
-        self.below.flush()
+        Ok(())
+    }
+}
+
+impl BlockDevice for Batches {
+    fn geometry(&self) -> Geometry {
+        self.below.geometry()
     }
 
-    fn discard(&self, offset: u64, len: u64) -> device::Result<()> {
-        self.below.discard(offset, len)
-    }
-
-    fn write_zeroes(&self, offset: u64, len: u64, flags: ZeroFlags) -> device::Result<()> {
-        self.below.write_zeroes(offset, len, flags)
+    fn run(&self, operation: &mut Operation<'_>) -> device::Result<()> {
+        match operation {
+            Operation::Write { offset, data, .. } => {
+                self.waiting().push((*offset, data.to_vec()));
+                return Ok(());
+            }
+            Operation::Flush => self.write_all()?,
+            _ => {}
+        }
+        self.below.run(operation)
     }
 }
 

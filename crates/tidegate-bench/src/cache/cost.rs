@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use tidegate::cache::CacheDevice;
-use tidegate::device::{self, BlockDevice, Geometry, Operation, Request, WriteFlags, ZeroFlags};
+use tidegate::device::{self, BlockDevice, Geometry, Operation, Request};
 use tidegate::pmem::MediaModel;
 
 use super::bed::{Pool, Subject, Variant, alone, null, reading, writes};
@@ -210,38 +210,30 @@ impl Drive {
     }
 }
 
+/// What `operation` moves over the wire.
+fn bytes_of(operation: &Operation<'_>) -> u64 {
+    match operation {
+        Operation::Read { buf, .. } => buf.len() as u64,
+        Operation::Write { data, .. } => data.len() as u64,
+        _ => 0,
+    }
+}
+
 impl BlockDevice for Drive {
     fn geometry(&self) -> Geometry {
         self.below.geometry()
     }
 
-    fn read(&self, offset: u64, buf: &mut [u8]) -> device::Result<()> {
-        self.serve(buf.len() as u64, || self.below.read(offset, buf))
-    }
-
-    fn write(&self, offset: u64, data: &[u8], flags: WriteFlags) -> device::Result<()> {
-        self.serve(data.len() as u64, || self.below.write(offset, data, flags))
-    }
-
-    fn flush(&self) -> device::Result<()> {
-        self.below.flush()
-    }
-
-    fn discard(&self, offset: u64, len: u64) -> device::Result<()> {
-        self.serve(0, || self.below.discard(offset, len))
+    fn run(&self, operation: &mut Operation<'_>) -> device::Result<()> {
+        match operation {
+            Operation::Flush | Operation::Status { .. } => self.below.run(operation),
+            _ => self.serve(bytes_of(operation), || self.below.run(operation)),
+        }
     }
 
     fn submit(&self, batch: &mut [Request<'_>]) {
-        let bytes = batch.iter().map(|request| match request.operation() {
-            Operation::Read { buf, .. } => buf.len() as u64,
-            Operation::Write { data, .. } => data.len() as u64,
-            _ => 0,
-        });
+        let bytes = batch.iter().map(|request| bytes_of(request.operation()));
         self.serve(bytes.sum(), || self.below.submit(batch));
-    }
-
-    fn write_zeroes(&self, offset: u64, len: u64, flags: ZeroFlags) -> device::Result<()> {
-        self.serve(0, || self.below.write_zeroes(offset, len, flags))
     }
 }
 

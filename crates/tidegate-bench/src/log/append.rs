@@ -6,9 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use tidegate::device::{
-    self, BlockDevice, DeviceError, DeviceErrorKind, Geometry, WriteFlags, ZeroFlags,
-};
+use tidegate::device::{self, BlockDevice, DeviceError, DeviceErrorKind, Geometry, Operation};
 use tidegate::log::{
     AppendError, CONTROL_BYTES, Definition, FileHandle, FileKey, FileRef, Log, LogError,
     LogOptions, LogPool, Ring,
@@ -100,24 +98,15 @@ impl<A: Append> BlockDevice for AppendOnly<A> {
         Geometry { preferred_bytes: 4096, atomic_block: true, ..geometry(1, u64::MAX) }
     }
 
-    fn read(&self, offset: u64, buf: &mut [u8]) -> device::Result<()> {
-        Err(DeviceError::out_of_range(offset, buf.len() as u64, 0))
-    }
-
-    fn write(&self, offset: u64, data: &[u8], _: WriteFlags) -> device::Result<()> {
-        self.0.append(offset, data)
-    }
-
-    fn flush(&self) -> device::Result<()> {
-        Ok(())
-    }
-
-    fn discard(&self, _: u64, _: u64) -> device::Result<()> {
-        Ok(())
-    }
-
-    fn write_zeroes(&self, offset: u64, len: u64, _: ZeroFlags) -> device::Result<()> {
-        Err(DeviceError::out_of_range(offset, len, 0))
+    fn run(&self, operation: &mut Operation<'_>) -> device::Result<()> {
+        match *operation {
+            Operation::Write { offset, data, .. } => self.0.append(offset, data),
+            Operation::Flush | Operation::Discard { .. } => Ok(()),
+            _ => {
+                let (offset, len) = operation.range();
+                Err(DeviceError::out_of_range(offset, len, 0))
+            }
+        }
     }
 }
 

@@ -19,9 +19,7 @@ use std::time::{Duration, Instant};
 
 use clap::{Args, ValueEnum};
 use serde::{Deserialize, Serialize};
-use tidegate::device::{
-    self, BlockDevice, DeviceError, DeviceErrorKind, Geometry, WriteFlags, ZeroFlags,
-};
+use tidegate::device::{self, BlockDevice, DeviceError, DeviceErrorKind, Geometry, Operation};
 use tidegate::size::parse_bytes;
 
 use crate::error::{BenchError, Result};
@@ -245,18 +243,8 @@ fn failed(what: &'static str) -> impl FnOnce(std::io::Error) -> DeviceError {
     move |error| DeviceError::new(DeviceErrorKind::Io, format!("{what} failed: {error}"))
 }
 
-impl BlockDevice for Files {
-    fn geometry(&self) -> Geometry {
-        let read_only = self.kind == Kind::ReadOnly;
-        let whole = geometry(1, u64::MAX);
-        Geometry { preferred_bytes: 4096, read_only, volatile_cache: true, ..whole }
-    }
-
-    fn read(&self, offset: u64, buf: &mut [u8]) -> device::Result<()> {
-        self.mine().read_exact_at(buf, offset).map_err(failed("pread"))
-    }
-
-    fn write(&self, offset: u64, data: &[u8], _: WriteFlags) -> device::Result<()> {
+impl Files {
+    fn write(&self, offset: u64, data: &[u8]) -> device::Result<()> {
         let mut file = self.mine();
         match self.kind {
             Kind::Append => file.write_all(data).map_err(failed("write"))?,
@@ -267,17 +255,27 @@ impl BlockDevice for Files {
         }
         Ok(())
     }
+}
 
-    fn flush(&self) -> device::Result<()> {
-        Ok(())
+impl BlockDevice for Files {
+    fn geometry(&self) -> Geometry {
+        let read_only = self.kind == Kind::ReadOnly;
+        let whole = geometry(1, u64::MAX);
+        Geometry { preferred_bytes: 4096, read_only, volatile_cache: true, ..whole }
     }
 
-    fn discard(&self, _: u64, _: u64) -> device::Result<()> {
-        Ok(())
-    }
-
-    fn write_zeroes(&self, offset: u64, len: u64, _: ZeroFlags) -> device::Result<()> {
-        Err(DeviceError::out_of_range(offset, len, 0))
+    fn run(&self, operation: &mut Operation<'_>) -> device::Result<()> {
+        match *operation {
+            Operation::Read { offset, ref mut buf } => {
+                self.mine().read_exact_at(buf, offset).map_err(failed("pread"))
+            }
+            Operation::Write { offset, data, .. } => self.write(offset, data),
+            Operation::Flush | Operation::Discard { .. } => Ok(()),
+            _ => {
+                let (offset, len) = operation.range();
+                Err(DeviceError::out_of_range(offset, len, 0))
+            }
+        }
     }
 }
 

@@ -8,7 +8,7 @@ use strum::VariantArray;
 use tidegate::btt::{self, Btt, BttOptions};
 use tidegate::cache::{self, Binding, CacheDevice, CacheDeviceOptions, CacheOptions};
 use tidegate::device::null::NullDevice;
-use tidegate::device::{BlockDevice, DeviceError, WriteFlags};
+use tidegate::device::{BlockDevice, BlockDeviceExt, DeviceError, WriteFlags};
 use tidegate::dram::{self, Policy};
 use tidegate::pmem::{Domain, Region, RegionOptions};
 

@@ -21,7 +21,7 @@ use std::ptr::NonNull;
 
 use libloading::Library;
 use tidegate::device::{
-    self, BlockDevice, DeviceError, DeviceErrorKind, Geometry, WriteFlags, ZeroFlags,
+    self, BlockDevice, DeviceError, DeviceErrorKind, Extent, Geometry, Operation,
 };
 
 use crate::child::this_program;
@@ -174,36 +174,35 @@ impl BlockDevice for PmemBlk {
         Geometry { atomic_block: true, fast_zero: true, ..shape }
     }
 
-    fn read(&self, offset: u64, buf: &mut [u8]) -> device::Result<()> {
-        self.each_block(offset, buf.len(), |number, at| {
-            let to = buf[at..][..self.block_bytes as usize].as_mut_ptr();
-            // SAFETY: invariants 1 and 2: a live pool, space for one block, a number in range.
-            unsafe { (self.api.read)(self.pool.as_ptr(), to.cast(), number) }
-        })
-    }
-
-    fn write(&self, offset: u64, data: &[u8], _: WriteFlags) -> device::Result<()> {
-        self.each_block(offset, data.len(), |number, at| {
-            let from = data[at..][..self.block_bytes as usize].as_ptr();
-            // SAFETY: as in `read`; the library only reads from the buffer.
-            unsafe { (self.api.write)(self.pool.as_ptr(), from.cast(), number) }
-        })
-    }
-
-    /// Every write is durable when answered.
-    fn flush(&self) -> device::Result<()> {
-        Ok(())
-    }
-
-    fn discard(&self, offset: u64, len: u64) -> device::Result<()> {
-        self.write_zeroes(offset, len, ZeroFlags::default())
-    }
-
-    fn write_zeroes(&self, offset: u64, len: u64, _: ZeroFlags) -> device::Result<()> {
-        self.each_block(offset, usize::try_from(len).unwrap_or(usize::MAX), |number, _| {
-            // SAFETY: invariants 1 and 2.
-            unsafe { (self.api.set_zero)(self.pool.as_ptr(), number) }
-        })
+    fn run(&self, operation: &mut Operation<'_>) -> device::Result<()> {
+        match *operation {
+            Operation::Read { offset, ref mut buf } => {
+                self.each_block(offset, buf.len(), |number, at| {
+                    let to = buf[at..][..self.block_bytes as usize].as_mut_ptr();
+                    // SAFETY: invariants 1 and 2: a live pool, space for one block, its number.
+                    unsafe { (self.api.read)(self.pool.as_ptr(), to.cast(), number) }
+                })
+            }
+            Operation::Write { offset, data, .. } => {
+                self.each_block(offset, data.len(), |number, at| {
+                    let from = data[at..][..self.block_bytes as usize].as_ptr();
+                    // SAFETY: as in a read; the library only reads from the buffer.
+                    unsafe { (self.api.write)(self.pool.as_ptr(), from.cast(), number) }
+                })
+            }
+            Operation::Discard { offset, len } | Operation::WriteZeroes { offset, len, .. } => {
+                self.each_block(offset, usize::try_from(len).unwrap_or(usize::MAX), |number, _| {
+                    // SAFETY: invariants 1 and 2.
+                    unsafe { (self.api.set_zero)(self.pool.as_ptr(), number) }
+                })
+            }
+            // Every write is durable when answered.
+            Operation::Flush => Ok(()),
+            Operation::Status { offset, len, ref mut extents, .. } => {
+                **extents = vec![Extent::data(offset, len)];
+                Ok(())
+            }
+        }
     }
 }
 

@@ -5,7 +5,7 @@ use std::path::Path;
 use std::process::Command;
 
 use tidegate::btt::BttOptions;
-use tidegate::device::{BlockDevice, WriteFlags};
+use tidegate::device::{BlockDevice, BlockDeviceExt, WriteFlags};
 
 use crate::pool::{assert_clean, create_pool, open_pool, read_all, stamped};
 use crate::vm::{Guest, Lab, Nvdimm};

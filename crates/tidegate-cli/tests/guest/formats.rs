@@ -6,7 +6,7 @@ use std::ops::Range;
 use std::path::{Path, PathBuf};
 
 use tidegate::btt::{Btt, BttOptions, FlogSlots, LBA_SIZES, Version};
-use tidegate::device::{BlockDevice, ZeroFlags};
+use tidegate::device::{BlockDevice, BlockDeviceExt, ZeroFlags};
 
 use crate::image::Image;
 use crate::label::{self, LABEL_AREA_BYTES};

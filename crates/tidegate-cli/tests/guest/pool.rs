@@ -5,7 +5,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use tidegate::btt::{Btt, BttOptions, check, create};
-use tidegate::device::{BlockDevice, WriteFlags};
+use tidegate::device::{BlockDevice, BlockDeviceExt, WriteFlags};
 use tidegate::pmem::{Domain, Region, RegionOptions};
 
 /// The least that holds a BTT 1.1: 4 KiB and an arena of 16 MiB.

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use tidegate::btt::{self, Btt, BttOptions};
 use tidegate::device::{
-    Attempt, BlockDevice, Context, DeviceError, Geometry, Operation, Result, WriteFlags, ZeroFlags,
+    Attempt, BlockDevice, BlockDeviceExt, Context, DeviceError, Extent, Geometry, Operation, Result,
 };
 use tidegate::pmem::{Observer, Region};
 use tidegate::raw::{self, RawDevice, RawOptions};
@@ -93,37 +93,32 @@ impl BlockDevice for Below {
         self.geometry
     }
 
-    fn read(&self, offset: u64, buf: &mut [u8]) -> Result<()> {
-        self.geometry.check(offset, buf.len() as u64)?;
-        spend(self.request_ns);
-        self.device.read(self.real(offset), buf)
-    }
-
-    fn write(&self, offset: u64, data: &[u8], flags: WriteFlags) -> Result<()> {
-        self.geometry.check_write(offset, data.len() as u64)?;
-        if self.is_over.load(Ordering::Relaxed) {
-            return Ok(());
+    fn run(&self, operation: &mut Operation<'_>) -> Result<()> {
+        self.geometry.check_operation(operation)?;
+        match *operation {
+            Operation::Read { offset, ref mut buf } => {
+                spend(self.request_ns);
+                self.device.read(self.real(offset), buf)
+            }
+            Operation::Write { .. } if self.is_over.load(Ordering::Relaxed) => Ok(()),
+            Operation::Write { offset, data, flags } => {
+                spend(self.request_ns);
+                self.device.write(self.real(offset), data, flags)
+            }
+            Operation::Flush => self.device.flush(),
+            Operation::Discard { offset, len } => self.device.discard(self.real(offset), len),
+            Operation::WriteZeroes { offset, len, flags } => {
+                self.device.write_zeroes(self.real(offset), len, flags)
+            }
+            Operation::Status { offset, len, ref mut extents, .. } => {
+                **extents = vec![Extent::data(offset, len)];
+                Ok(())
+            }
         }
-        spend(self.request_ns);
-        self.device.write(self.real(offset), data, flags)
     }
 
-    fn flush(&self) -> Result<()> {
-        self.device.flush()
-    }
-
-    fn discard(&self, offset: u64, len: u64) -> Result<()> {
-        self.geometry.check_write(offset, len)?;
-        self.device.discard(self.real(offset), len)
-    }
-
-    fn write_zeroes(&self, offset: u64, len: u64, flags: ZeroFlags) -> Result<()> {
-        self.geometry.check_write(offset, len)?;
-        self.device.write_zeroes(self.real(offset), len, flags)
-    }
-
-    /// Runs the operation at once: like the engines, the device never waits.
+    /// Runs at the speed of memory, as the engines do.
     fn attempt(&self, operation: &mut Operation<'_>, _context: Context) -> Attempt {
-        Attempt::Done(operation.run_on(self))
+        Attempt::Done(self.run(operation))
     }
 }

@@ -7,7 +7,7 @@
 use std::sync::{Arc, Mutex, PoisonError};
 
 use hdrhistogram::Histogram;
-use tidegate::device::{BlockDevice, DeviceError, DeviceErrorKind, WriteFlags};
+use tidegate::device::{BlockDevice, BlockDeviceExt, DeviceError, DeviceErrorKind, WriteFlags};
 use tidegate::dram::{self, DramTier, Phases};
 use tidegate::pmem::MediaModel;
 use tidegate_bench::pattern::{Pattern, Picker};

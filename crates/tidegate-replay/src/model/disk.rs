@@ -4,7 +4,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use tidegate::device::file::{FileDevice, FileOptions, Transfer};
-use tidegate::device::{BlockDevice, DeviceError};
+use tidegate::device::{BlockDeviceExt, DeviceError};
 use tidegate_bench::pattern::Pattern;
 use tidegate_bench::workload::{Outcome, Stop, Workload};
 

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use tidegate::device::memory::MemoryDevice;
 use tidegate::device::{
     AsyncRequest, Attempt, BlockDevice, Context, DeviceError, DeviceErrorKind, Extent, Geometry,
-    Operation, Result, WriteFlags, ZeroFlags,
+    Operation, Result,
 };
 
 use super::Limits;
@@ -32,57 +32,33 @@ struct Scratch {
     is_slow: bool,
 }
 
-impl Scratch {
-    fn check(&self, offset: u64, len: u64) -> Result<()> {
-        self.geometry().check(offset, len)?;
-        if offset + len == DEVICE_BYTES {
-            return Err(DeviceError::new(DeviceErrorKind::Io, "the last block fails"));
-        }
-        Ok(())
-    }
-}
-
 impl BlockDevice for Scratch {
     fn geometry(&self) -> Geometry {
         self.memory.geometry()
     }
 
-    fn read(&self, offset: u64, buf: &mut [u8]) -> Result<()> {
-        self.check(offset, buf.len() as u64)?;
-        self.memory.read(offset, buf)
-    }
-
-    fn write(&self, offset: u64, data: &[u8], flags: WriteFlags) -> Result<()> {
-        self.check(offset, data.len() as u64)?;
-        self.memory.write(offset, data, flags)
-    }
-
-    fn flush(&self) -> Result<()> {
-        Ok(())
-    }
-
-    fn discard(&self, offset: u64, len: u64) -> Result<()> {
-        self.write_zeroes(offset, len, ZeroFlags::default())
-    }
-
-    fn write_zeroes(&self, offset: u64, len: u64, flags: ZeroFlags) -> Result<()> {
-        self.check(offset, len)?;
-        self.memory.write_zeroes(offset, len, flags)
-    }
-
-    fn status(&self, offset: u64, len: u64, most: usize) -> Result<Vec<Extent>> {
+    fn run(&self, operation: &mut Operation<'_>) -> Result<()> {
+        let (offset, len) = operation.range();
         self.geometry().check(offset, len)?;
-        let extent = |index| Extent {
-            offset: offset + index * 512,
-            len: 512,
-            hole: index % 2 == 0,
-            zero: false,
-        };
-        Ok((0..(len / 512).min(most as u64)).map(extent).collect())
+        match operation {
+            Operation::Flush => Ok(()),
+            Operation::Status { most, extents, .. } => {
+                let extent = |index| Extent {
+                    hole: index % 2 == 0,
+                    ..Extent::data(offset + index * 512, 512)
+                };
+                **extents = (0..(len / 512).min(*most as u64)).map(extent).collect();
+                Ok(())
+            }
+            _ if offset + len == DEVICE_BYTES => {
+                Err(DeviceError::new(DeviceErrorKind::Io, "the last block fails"))
+            }
+            _ => self.memory.run(operation),
+        }
     }
 
     fn attempt(&self, operation: &mut Operation<'_>, _context: Context) -> Attempt {
-        if self.is_slow { Attempt::WouldBlock } else { Attempt::Done(operation.run_on(self)) }
+        if self.is_slow { Attempt::WouldBlock } else { Attempt::Done(self.run(operation)) }
     }
 
     /// Completes at once, so that an input has one outcome.

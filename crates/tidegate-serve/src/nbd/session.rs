@@ -579,7 +579,7 @@ impl Session {
 
 #[cfg(test)]
 mod tests {
-    use tidegate::device::BlockDevice as _;
+    use tidegate::device::BlockDeviceExt;
     use tidegate::device::memory::MemoryDevice;
 
     use super::super::Export;

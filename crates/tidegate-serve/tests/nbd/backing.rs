@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use tidegate::device::conformance::{self, Promises};
 use tidegate::device::nbd::{NbdAddress, NbdDevice, NbdOptions};
-use tidegate::device::{BlockDevice, DeviceErrorKind, WriteFlags};
+use tidegate::device::{BlockDevice, BlockDeviceExt, DeviceErrorKind, WriteFlags};
 use tidegate_serve::nbd::{Export, Limits, ServerBuilder};
 
 use crate::client::pattern;

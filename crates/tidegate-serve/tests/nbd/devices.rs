@@ -111,35 +111,33 @@ impl BlockDevice for Probe {
         self.memory.geometry()
     }
 
-    fn read(&self, offset: u64, buf: &mut [u8]) -> Result<()> {
-        self.called(Call::Read(offset, buf.len()), offset)?;
-        self.memory.read(offset, buf)
-    }
-
-    fn write(&self, offset: u64, data: &[u8], flags: WriteFlags) -> Result<()> {
-        self.called(Call::Write(offset, data.len(), flags), offset)?;
-        self.memory.write(offset, data, flags)
-    }
-
-    fn flush(&self) -> Result<()> {
-        self.called(Call::Flush, u64::MAX)
-    }
-
-    fn discard(&self, offset: u64, len: u64) -> Result<()> {
-        self.called(Call::Discard(offset, len), offset)
-    }
-
-    fn write_zeroes(&self, offset: u64, len: u64, flags: ZeroFlags) -> Result<()> {
-        self.called(Call::WriteZeroes(offset, len, flags), offset)?;
-        self.memory.write_zeroes(offset, len, flags)
-    }
-
-    fn status(&self, offset: u64, len: u64, most: usize) -> Result<Vec<Extent>> {
-        self.called(Call::Status(offset, len, most), offset)?;
-        Ok(self.extents.clone())
+    fn run(&self, operation: &mut Operation<'_>) -> Result<()> {
+        let (offset, call) = match *operation {
+            Operation::Read { offset, ref buf } => (offset, Call::Read(offset, buf.len())),
+            Operation::Write { offset, data, flags } => {
+                (offset, Call::Write(offset, data.len(), flags))
+            }
+            Operation::Flush => (u64::MAX, Call::Flush),
+            Operation::Discard { offset, len } => (offset, Call::Discard(offset, len)),
+            Operation::WriteZeroes { offset, len, flags } => {
+                (offset, Call::WriteZeroes(offset, len, flags))
+            }
+            Operation::Status { offset, len, most, .. } => {
+                (offset, Call::Status(offset, len, most))
+            }
+        };
+        self.called(call, offset)?;
+        match operation {
+            Operation::Flush | Operation::Discard { .. } => Ok(()),
+            Operation::Status { extents, .. } => {
+                extents.clone_from(&self.extents);
+                Ok(())
+            }
+            _ => self.memory.run(operation),
+        }
     }
 
     fn attempt(&self, operation: &mut Operation<'_>, _context: Context) -> Attempt {
-        if self.is_slow { Attempt::WouldBlock } else { Attempt::Done(operation.run_on(self)) }
+        if self.is_slow { Attempt::WouldBlock } else { Attempt::Done(self.run(operation)) }
     }
 }

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use tidegate::device::fault::{Effect, Fault, Rule, When};
-use tidegate::device::{DeviceErrorKind, Extent, WriteFlags, ZeroFlags};
+use tidegate::device::{BlockDevice, DeviceErrorKind, Extent, Operation, WriteFlags, ZeroFlags};
 use tidegate_serve::nbd::{Export, ServerBuilder};
 
 use crate::client::*;
@@ -216,35 +216,13 @@ fn errors_of_the_device_have_the_protocols_numbers() {
 #[test]
 fn a_device_that_panics_fails_only_its_request() {
     struct Panics(Arc<tidegate::device::memory::MemoryDevice>);
-    impl tidegate::device::BlockDevice for Panics {
+    impl BlockDevice for Panics {
         fn geometry(&self) -> tidegate::device::Geometry {
             self.0.geometry()
         }
-        fn read(&self, offset: u64, buf: &mut [u8]) -> tidegate::device::Result<()> {
-            assert_ne!(offset, 0, "told to panic");
-            self.0.read(offset, buf)
-        }
-        fn write(
-            &self,
-            offset: u64,
-            data: &[u8],
-            flags: WriteFlags,
-        ) -> tidegate::device::Result<()> {
-            self.0.write(offset, data, flags)
-        }
-        fn flush(&self) -> tidegate::device::Result<()> {
-            self.0.flush()
-        }
-        fn discard(&self, offset: u64, len: u64) -> tidegate::device::Result<()> {
-            self.0.discard(offset, len)
-        }
-        fn write_zeroes(
-            &self,
-            offset: u64,
-            len: u64,
-            flags: ZeroFlags,
-        ) -> tidegate::device::Result<()> {
-            self.0.write_zeroes(offset, len, flags)
+        fn run(&self, operation: &mut Operation<'_>) -> tidegate::device::Result<()> {
+            assert!(!matches!(operation, Operation::Read { offset: 0, .. }), "told to panic");
+            self.0.run(operation)
         }
     }
     let server = TestServer::serve(Arc::new(Panics(memory(1 << 20))));

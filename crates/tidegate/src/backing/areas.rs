@@ -7,7 +7,7 @@ use std::os::unix::fs::FileExt;
 
 use crc_fast::{CrcAlgorithm, Digest};
 
-use crate::device::{BlockDevice, DeviceError};
+use crate::device::{BlockDevice, BlockDeviceExt, DeviceError};
 
 /// Superblocks and tables at the start: all except the superblock of Btrfs.
 const START_BYTES: usize = 8192;

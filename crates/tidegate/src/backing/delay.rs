@@ -48,7 +48,7 @@ mod tests {
     use std::time::Instant;
 
     use super::*;
-    use crate::device::WriteFlags;
+    use crate::device::{BlockDeviceExt, WriteFlags};
 
     #[test]
     #[expect(clippy::disallowed_methods, reason = "what is tested is the time that passes")]

@@ -13,7 +13,7 @@ use uuid::Uuid;
 
 use super::areas::Areas;
 use super::disk::{folder_of, identify, number};
-use crate::device::{BlockDevice, DeviceError};
+use crate::device::{BlockDevice, BlockDeviceExt, DeviceError};
 use crate::pool::BackingState;
 
 /// Fields of the file `stat` of a disk in sysfs: sectors written, and sectors discarded.

@@ -10,11 +10,11 @@ use super::layout::{FLAG_ERROR, FlogSlots, Version};
 use super::recover::open_arena;
 use super::{BttError, layout};
 use crate::device::{
-    Attempt, BlockDevice, Context, DeviceError, Extent, Geometry, Operation, Result, WriteFlags,
-    ZeroFlags,
+    Attempt, BlockDevice, Context, DeviceError, Extent, Geometry, Operation, Result,
 };
 use crate::pmem::Region;
-use crate::stats::{RequestKind, Requests};
+use crate::stats::Requests;
+use crate::tier::begin;
 
 /// Metadata of a block if the caller gives none: up to 128 zero bytes.
 const NO_METADATA: [u8; 128] = [0; 128];
@@ -26,7 +26,7 @@ static ZEROES: [u8; 64 << 10] = [0; 64 << 10];
 /// ```
 /// use std::sync::Arc;
 /// use tidegate::btt::{self, Btt, BttOptions};
-/// use tidegate::device::{BlockDevice, WriteFlags};
+/// use tidegate::device::{BlockDeviceExt, WriteFlags};
 /// use tidegate::pmem::Region;
 ///
 /// let region = Arc::new(Region::anonymous(32 << 20)?);
@@ -162,7 +162,7 @@ impl Btt {
     /// Reads block `block` and its metadata, both from one write.
     ///
     /// # Errors
-    /// The errors of [`BlockDevice::read`]; a buffer of the wrong size is misaligned.
+    /// As for [`Operation::Read`]; a buffer of the wrong size is misaligned.
     pub fn read_with_metadata(
         &self,
         block: u64,
@@ -176,10 +176,12 @@ impl Btt {
     /// Writes block `block` and its metadata, atomically together; durable on return.
     ///
     /// # Errors
-    /// The errors of [`BlockDevice::write`]; a buffer of the wrong size is misaligned.
+    /// As for [`Operation::Write`]; a buffer of the wrong size is misaligned.
     pub fn write_with_metadata(&self, block: u64, data: &[u8], metadata: &[u8]) -> Result<()> {
         let (arena, lba) = self.locate_one(block, data.len(), metadata.len())?;
-        self.writable()?;
+        if self.geometry.read_only {
+            return Err(crate::pmem::PmemError::ReadOnly.into());
+        }
         Ok(arena.write_blocks(lba, data, data.len(), metadata)?)
     }
 
@@ -230,22 +232,7 @@ impl Btt {
         })
     }
 
-    fn writable(&self) -> Result<()> {
-        if self.geometry.read_only {
-            return Err(crate::pmem::PmemError::ReadOnly.into());
-        }
-        Ok(())
-    }
-}
-
-impl BlockDevice for Btt {
-    fn geometry(&self) -> Geometry {
-        self.geometry
-    }
-
-    fn read(&self, offset: u64, buf: &mut [u8]) -> Result<()> {
-        self.geometry.check(offset, buf.len() as u64)?;
-        let _running = self.requests.begin(RequestKind::Read, buf.len() as u64);
+    fn read_blocks(&self, offset: u64, buf: &mut [u8]) -> Result<()> {
         let blocks = self.blocks_of(offset, buf.len() as u64);
         for (block, data) in blocks.zip(buf.chunks_exact_mut(self.geometry.block_bytes as usize)) {
             let (arena, lba) = self.locate(block);
@@ -254,11 +241,8 @@ impl BlockDevice for Btt {
         Ok(())
     }
 
-    /// Writes durably, so that FUA needs nothing more.
-    fn write(&self, offset: u64, data: &[u8], _flags: WriteFlags) -> Result<()> {
-        self.geometry.check(offset, data.len() as u64)?;
-        self.writable()?;
-        let _running = self.requests.begin(RequestKind::Write, data.len() as u64);
+    /// Durable on return, so FUA asks for nothing more.
+    fn write_blocks(&self, offset: u64, data: &[u8]) -> Result<()> {
         let block_bytes = self.geometry.block_bytes as usize;
         let mut rest = data;
         for (arena, lbas) in self.runs(offset, data.len() as u64) {
@@ -270,25 +254,7 @@ impl BlockDevice for Btt {
         Ok(())
     }
 
-    /// Does nothing but count: every acknowledged write is durable.
-    fn flush(&self) -> Result<()> {
-        drop(self.requests.begin(RequestKind::Flush, 0));
-        Ok(())
-    }
-
-    /// Discards the blocks if the map can mark them; otherwise the old bytes stay readable.
-    fn discard(&self, offset: u64, len: u64) -> Result<()> {
-        if self.geometry.fast_zero {
-            return self.write_zeroes(offset, len, ZeroFlags::default());
-        }
-        self.geometry.check(offset, len)?;
-        self.writable()
-    }
-
-    fn write_zeroes(&self, offset: u64, len: u64, flags: ZeroFlags) -> Result<()> {
-        self.geometry.check_zeroes(offset, len, flags)?;
-        self.writable()?;
-        let _running = self.requests.begin(RequestKind::Zero, len);
+    fn zero(&self, offset: u64, len: u64) -> Result<()> {
         if self.geometry.fast_zero {
             for (arena, lbas) in self.runs(offset, len) {
                 arena.zero_blocks(lbas)?;
@@ -299,15 +265,14 @@ impl BlockDevice for Btt {
         while done < len {
             let step = (len - done).min(ZEROES.len() as u64);
             let zeroes = &ZEROES[..usize::try_from(step).expect("at most the zeroes at hand")];
-            self.write(offset + done, zeroes, WriteFlags::default())?;
+            self.write_blocks(offset + done, zeroes)?;
             done += step;
         }
         Ok(())
     }
 
-    /// Reports no block as a hole: a block keeps its storage, zero or not.
-    fn status(&self, offset: u64, len: u64, most: usize) -> Result<Vec<Extent>> {
-        self.geometry.check(offset, len)?;
+    /// No block is a hole: its storage stays with it, zero or not.
+    fn extents(&self, offset: u64, len: u64, most: usize) -> Result<Vec<Extent>> {
         let block_bytes = u64::from(self.geometry.block_bytes);
         let mut extents: Vec<Extent> = Vec::new();
         for block in self.blocks_of(offset, len) {
@@ -327,9 +292,35 @@ impl BlockDevice for Btt {
         }
         Ok(extents)
     }
+}
+
+impl BlockDevice for Btt {
+    fn geometry(&self) -> Geometry {
+        self.geometry
+    }
+
+    fn run(&self, operation: &mut Operation<'_>) -> Result<()> {
+        self.geometry.check_operation(operation)?;
+        let _running = begin(&self.requests, operation);
+        match *operation {
+            Operation::Read { offset, ref mut buf } => self.read_blocks(offset, buf),
+            Operation::Write { offset, data, .. } => self.write_blocks(offset, data),
+            // Every acknowledged write is durable.
+            Operation::Flush => Ok(()),
+            // Where zeroes would have to be written, the old bytes stay readable.
+            Operation::Discard { .. } if !self.geometry.fast_zero => Ok(()),
+            Operation::Discard { offset, len } | Operation::WriteZeroes { offset, len, .. } => {
+                self.zero(offset, len)
+            }
+            Operation::Status { offset, len, most, ref mut extents } => {
+                **extents = self.extents(offset, len, most)?;
+                Ok(())
+            }
+        }
+    }
 
     fn attempt(&self, operation: &mut Operation<'_>, _context: Context) -> Attempt {
-        Attempt::Done(operation.run_on(self))
+        Attempt::Done(self.run(operation))
     }
 }
 

@@ -6,7 +6,7 @@ use serde_json::json;
 
 use super::check::{self, Report, is_traceable};
 use super::{Btt, BttOptions, Summary, Version, create, largest_fit_bytes, probe, smallest_bytes};
-use crate::device::{self, BlockDevice};
+use crate::device::{self, BlockDeviceExt};
 use crate::pmem::Region;
 use crate::stats::{Collector, Metric, Unit};
 use crate::tier::engine::{BLOCK_SIZE, block_bytes_of, one_of};

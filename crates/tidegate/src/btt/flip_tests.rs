@@ -17,7 +17,7 @@ use super::flog::{Flog, newest_of};
 use super::info::read_info;
 use super::layout::{MapEntry, MapState};
 use super::*;
-use crate::device::{BlockDevice, WriteFlags};
+use crate::device::{BlockDevice, BlockDeviceExt, WriteFlags};
 use crate::pmem::flips::scrambled;
 use crate::pmem::{Region, RegionOptions, flips};
 

@@ -7,7 +7,7 @@ use zerocopy::IntoBytes;
 
 use super::info::read_info;
 use super::{Btt, BttError, BttOptions, FlogSlots, Version, check, create};
-use crate::device::{BlockDevice, WriteFlags, ZeroFlags};
+use crate::device::{BlockDevice, BlockDeviceExt, WriteFlags, ZeroFlags};
 use crate::pmem::{PmemError, Region};
 
 const POOL_BYTES: u64 = 96 << 10;

@@ -13,7 +13,7 @@ use super::info::read_info;
 use super::layout::{ArenaPlan, FlogSlot, LANES, MapEntry};
 use super::*;
 use crate::device::conformance::{self, Promises};
-use crate::device::{BlockDevice, DeviceErrorKind, WriteFlags, ZeroFlags};
+use crate::device::{BlockDevice, BlockDeviceExt, DeviceErrorKind, WriteFlags, ZeroFlags};
 use crate::pmem::Region;
 
 const ARENA_BYTES: u64 = 16 << 20;

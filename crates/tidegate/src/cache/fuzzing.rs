@@ -10,7 +10,7 @@ use super::store::layout::{
 };
 use super::{CacheDevice, CacheDeviceOptions};
 use crate::device::memory::MemoryDevice;
-use crate::device::{BlockDevice, WriteFlags, ZeroFlags};
+use crate::device::{BlockDeviceExt, WriteFlags, ZeroFlags};
 use crate::pmem::Region;
 use crate::tier::Tier;
 use crate::tier::background::{Step, Work};

@@ -33,9 +33,9 @@
 //! - `store` has the slots in persistent memory: layout, headers, lanes, batches, records;
 //! - `backing` has the device below: writes under way, writes not flushed, failures, pace.
 //!
-//! Beside the owners: `start` and `routed` take requests, `recover` opens a pool, [`check`]
-//! verifies one, `resize` begins a change of size, `span` splits bytes into pages, `tier` and
-//! `counters` report, and `policy/` has the decisions without I/O.
+//! Beside them: `start` takes requests, `recover` opens a pool, [`check`] verifies one, `resize`
+//! begins another size, `span` splits bytes into pages, `tier` and `counters` report, and `policy/`
+//! has the decisions without I/O.
 
 mod background;
 mod backing;
@@ -53,7 +53,6 @@ pub mod policy;
 mod read;
 mod recover;
 mod resize;
-mod routed;
 mod router;
 mod span;
 mod start;
@@ -83,8 +82,8 @@ pub use store::header::{Binding, CacheHeader, CacheOptions, create};
 pub use store::layout;
 
 use crate::device::{
-    AsyncRequest, Attempt, BlockDevice, Context, DeviceError, Extent, Geometry, Operation, Result,
-    WriteFlags, ZeroFlags, in_whole_blocks,
+    AsyncRequest, Attempt, BlockDevice, BlockDeviceExt, Context, DeviceError, Extent, Geometry,
+    Operation, Result, ZeroFlags, in_whole_blocks,
 };
 use crate::pmem::{PmemError, Region};
 use crate::stats::{RequestKind, Requests};
@@ -93,7 +92,6 @@ use crate::tier::background::{Work, Workers};
 use choices::Choices;
 use counters::{Counter, Tally};
 use policy::cost::{Kind, Place};
-use routed::Routed;
 use router::mode::Mode;
 use router::{Misses, Route};
 use span::bytes_of;
@@ -289,10 +287,48 @@ impl Drop for CacheDevice {
     }
 }
 
+/// What the router is told of `operation`.
+fn kind_of(operation: &Operation<'_>) -> Option<Kind> {
+    match operation {
+        Operation::Read { .. } => Some(Kind::Read),
+        Operation::Write { .. } => Some(Kind::Write),
+        _ => None,
+    }
+}
+
 impl Core {
     /// Routes a request that runs to its end on this thread.
     fn take(&self, kind: Option<Kind>, range: (u64, u64)) -> Result<Route> {
         self.router.route(0, kind, range).inspect(|route| self.router.take_turn(route))
+    }
+
+    /// Runs `operation`, by `routed` where it was routed before.
+    fn run(&self, operation: &mut Operation<'_>, routed: Option<Route>) -> Result<()> {
+        let (kind, range) = (kind_of(operation), operation.range());
+        let route = || routed.map_or_else(|| self.take(kind, range), Ok);
+        match *operation {
+            Operation::Read { ref mut buf, .. } => self.read(&route()?, buf),
+            Operation::Write { data, flags, .. } => self.write(&route()?, data, flags.fua),
+            Operation::Flush => self.flush(),
+            Operation::Discard { .. } => self.discard(&route()?),
+            Operation::WriteZeroes { flags, .. } => self.write_zeroes(&route()?, flags),
+            Operation::Status { offset, len, most, ref mut extents } => {
+                **extents = self.status(offset, len, most)?;
+                Ok(())
+            }
+        }
+    }
+
+    /// Commits the writes before it, with atomic flush. Passes the flush on where writes reached
+    /// the backing that it has not flushed, and fails where the backing told meanwhile that it may
+    /// have lost such writes, or a dirty page was found damaged.
+    fn flush(&self) -> Result<()> {
+        drop(self.requests.begin(RequestKind::Flush, 0));
+        self.pages.commit_groups()?;
+        if self.backing.passes_flush_on() {
+            self.pages.flush_backing()?;
+        }
+        self.backing.ledger.report()
     }
 
     /// Runs a read or a write as [`BlockDevice::attempt`] does.
@@ -383,7 +419,7 @@ impl Core {
         self.backing.geometry.check(offset, len)?;
         let pages = pages_of(offset, len);
         if pages.clone().any(|page| self.pages.find(page).is_some_and(|found| found.dirty)) {
-            return Ok(vec![Extent { offset, len, hole: false, zero: false }]);
+            return Ok(vec![Extent::data(offset, len)]);
         }
         let bytes = span::bytes_of(&pages);
         let found = self.backing.device.status(bytes.start, bytes.end - bytes.start, most)?;
@@ -397,7 +433,7 @@ impl Core {
         if whole.is_empty() {
             // The backing's answer ends inside the first block: the block has parts of both kinds.
             let len = u64::from(block_bytes);
-            return Ok(vec![Extent { offset, len, hole: false, zero: false }]);
+            return Ok(vec![Extent::data(offset, len)]);
         }
         Ok(whole)
     }
@@ -440,38 +476,8 @@ impl BlockDevice for CacheDevice {
         self.core.backing.geometry
     }
 
-    fn read(&self, offset: u64, buf: &mut [u8]) -> Result<()> {
-        let route = self.core.take(Some(Kind::Read), (offset, buf.len() as u64))?;
-        self.core.read(&route, buf)
-    }
-
-    fn write(&self, offset: u64, data: &[u8], flags: WriteFlags) -> Result<()> {
-        let route = self.core.take(Some(Kind::Write), (offset, data.len() as u64))?;
-        self.core.write(&route, data, flags.fua)
-    }
-
-    /// Commits the earlier writes, with atomic flush. Flushes the backing if it has unflushed
-    /// writes. Fails if the backing reported meanwhile that it may have lost such writes, or if a
-    /// dirty page was found damaged.
-    fn flush(&self) -> Result<()> {
-        drop(self.core.requests.begin(RequestKind::Flush, 0));
-        self.core.pages.commit_groups()?;
-        if self.core.backing.passes_flush_on() {
-            self.core.pages.flush_backing()?;
-        }
-        self.core.backing.ledger.report()
-    }
-
-    fn discard(&self, offset: u64, len: u64) -> Result<()> {
-        self.core.discard(&self.core.take(None, (offset, len))?)
-    }
-
-    fn write_zeroes(&self, offset: u64, len: u64, flags: ZeroFlags) -> Result<()> {
-        self.core.write_zeroes(&self.core.take(None, (offset, len))?, flags)
-    }
-
-    fn status(&self, offset: u64, len: u64, most: usize) -> Result<Vec<Extent>> {
-        self.core.status(offset, len, most)
+    fn run(&self, operation: &mut Operation<'_>) -> Result<()> {
+        self.core.run(operation, None)
     }
 
     /// Writes into free slots, reads cached pages, and flushes if the backing need not take part.
@@ -479,18 +485,17 @@ impl BlockDevice for CacheDevice {
     fn attempt(&self, operation: &mut Operation<'_>, context: Context) -> Attempt {
         let core = &self.core;
         core.backing.pace.note_request();
-        let kind = match operation {
+        match operation {
             Operation::Read { offset, buf: [] } => {
                 return Attempt::Done(core.backing.geometry.check(*offset, 0));
             }
-            Operation::Read { .. } => Kind::Read,
-            Operation::Write { .. } => Kind::Write,
+            Operation::Read { .. } | Operation::Write { .. } => {}
             Operation::Flush if !core.pages.commits_many() && !core.backing.passes_flush_on() => {
-                return Attempt::Done(self.flush());
+                return Attempt::Done(core.flush());
             }
             _ => return Attempt::WouldBlock,
-        };
-        match core.router.route(context.queue, Some(kind), operation.range()) {
+        }
+        match core.router.route(context.queue, kind_of(operation), operation.range()) {
             Ok(route) => core.attempt(operation, &route),
             Err(error) => Attempt::Done(Err(error)),
         }

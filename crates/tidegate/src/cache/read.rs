@@ -7,7 +7,7 @@ use super::policy::cost::Place;
 use super::router::Route;
 use super::span::parts;
 use super::store::layout::{PAGE, PAGE_BYTES};
-use crate::device::{Attempt, Result};
+use crate::device::{Attempt, BlockDeviceExt, Result};
 use crate::stats::RequestKind;
 use crate::stats::Running;
 use crate::tier::clock::now_ns;

@@ -48,7 +48,7 @@ use super::store::layout::{
     split_header, stored_bytes, units_of, whole_slot,
 };
 use super::{CacheDeviceOptions, Core, LOCKS_LOG2};
-use crate::device::{BlockDevice, Geometry};
+use crate::device::{BlockDevice, BlockDeviceExt, Geometry};
 use crate::pmem::{ReadOnce, Region};
 use crate::stats::Requests;
 use crate::sync::{AtomicBool, AtomicU32, AtomicU64};

@@ -9,8 +9,8 @@ use super::backing::pace::Foreground;
 use super::pages::Missing;
 use super::policy::cost::Kind;
 use super::router::{Misses, Route};
-use super::{CacheDevice, Core, Routed};
-use crate::device::{AsyncRequest, Operation, OwnedOperation, Result, start_on_pool};
+use super::{CacheDevice, Core, kind_of};
+use crate::device::{AsyncRequest, Operation, Result, run_on_pool, start_on_pool};
 use crate::stats::{Begun, RequestKind};
 use crate::tier::clock::now_ns;
 
@@ -37,15 +37,11 @@ impl Drop for StartedRead {
 impl CacheDevice {
     /// Implements [`BlockDevice::start`](crate::device::BlockDevice::start).
     pub(super) fn start_request(self: Arc<Self>, mut request: AsyncRequest) {
-        let kind = match request.owned() {
-            OwnedOperation::Read { .. } => Some(Kind::Read),
-            OwnedOperation::Write { .. } => Some(Kind::Write),
-            OwnedOperation::Discard { .. } | OwnedOperation::WriteZeroes { .. } => None,
-            OwnedOperation::Flush | OwnedOperation::Status { .. } => {
-                return start_on_pool(self, request);
-            }
-        };
-        let range = request.operation().range();
+        let operation = request.operation();
+        let (kind, range) = (kind_of(&operation), operation.range());
+        if matches!(operation, Operation::Flush | Operation::Status { .. }) {
+            return start_on_pool(self, request);
+        }
         let route = match self.core.router.route(request.context().queue, kind, range) {
             Ok(route) => route,
             Err(error) => return request.complete(Err(error)),
@@ -59,7 +55,7 @@ impl CacheDevice {
 
     fn start_with_thread(self: Arc<Self>, request: AsyncRequest, route: Route) {
         self.core.router.take_turn(&route);
-        start_on_pool(Arc::new(Routed { device: self, route }), request);
+        run_on_pool(request, move |operation| self.core.run(operation, Some(route)));
     }
 
     /// Starts a read of pages that are all `missing`.

@@ -18,14 +18,14 @@ use super::{
 /// What an asynchronous request asks for: an [`Operation`] with memory of its own.
 #[derive(Debug)]
 pub enum OwnedOperation {
-    /// [`BlockDevice::read`] into all of `buffer`.
+    /// [`Operation::Read`] into all of `buffer`.
     Read {
         /// First byte.
         offset: u64,
         /// Where the data goes.
         buffer: IoBuffer,
     },
-    /// [`BlockDevice::write`] of all of `buffer`.
+    /// [`Operation::Write`] of all of `buffer`.
     Write {
         /// First byte.
         offset: u64,
@@ -34,16 +34,16 @@ pub enum OwnedOperation {
         /// How it is to be written.
         flags: WriteFlags,
     },
-    /// [`BlockDevice::flush`].
+    /// [`Operation::Flush`].
     Flush,
-    /// [`BlockDevice::discard`].
+    /// [`Operation::Discard`].
     Discard {
         /// First byte.
         offset: u64,
         /// Length in bytes.
         len: u64,
     },
-    /// [`BlockDevice::write_zeroes`].
+    /// [`Operation::WriteZeroes`].
     WriteZeroes {
         /// First byte.
         offset: u64,
@@ -52,7 +52,7 @@ pub enum OwnedOperation {
         /// How zeroes are to be written.
         flags: ZeroFlags,
     },
-    /// [`BlockDevice::status`].
+    /// [`Operation::Status`].
     Status {
         /// First byte.
         offset: u64,
@@ -66,6 +66,41 @@ pub enum OwnedOperation {
 }
 
 impl OwnedOperation {
+    /// Copies `operation`, with what it writes, into memory of its own.
+    pub(super) fn like(operation: &Operation<'_>) -> Self {
+        match *operation {
+            Operation::Read { offset, ref buf } => {
+                Self::Read { offset, buffer: IoBuffer::new(buf.len()) }
+            }
+            Operation::Write { offset, data, flags } => {
+                let mut buffer = IoBuffer::new(data.len());
+                buffer.data_mut().copy_from_slice(data);
+                Self::Write { offset, buffer, flags }
+            }
+            Operation::Flush => Self::Flush,
+            Operation::Discard { offset, len } => Self::Discard { offset, len },
+            Operation::WriteZeroes { offset, len, flags } => {
+                Self::WriteZeroes { offset, len, flags }
+            }
+            Operation::Status { offset, len, most, .. } => {
+                Self::Status { offset, len, most, extents: Vec::new() }
+            }
+        }
+    }
+
+    /// Copies what this has read to `operation`, which it is [like](Self::like).
+    pub(super) fn give_back(self, operation: &mut Operation<'_>) {
+        match (operation, self) {
+            (Operation::Read { buf, .. }, Self::Read { buffer, .. }) => {
+                buf.copy_from_slice(buffer.data());
+            }
+            (Operation::Status { extents, .. }, Self::Status { extents: found, .. }) => {
+                **extents = found;
+            }
+            _ => {}
+        }
+    }
+
     /// The operation over this one's memory.
     pub fn borrow(&mut self) -> Operation<'_> {
         match self {
@@ -136,8 +171,13 @@ impl AsyncRequest {
     }
 
     /// Runs the request to its end on `device`, on this thread. A device that panics has failed.
-    pub fn run_on<D: BlockDevice + ?Sized>(mut self, device: &D) {
-        let ran = catch_unwind(AssertUnwindSafe(|| self.operation.borrow().run_on(device)));
+    pub fn run_on<D: BlockDevice + ?Sized>(self, device: &D) {
+        self.run_by(|operation| device.run(operation));
+    }
+
+    /// Has `run`, which is a device's, run the request on this thread.
+    pub(super) fn run_by(mut self, run: impl FnOnce(&mut Operation<'_>) -> Result<()>) {
+        let ran = catch_unwind(AssertUnwindSafe(|| run(&mut self.operation.borrow())));
         let result = ran.unwrap_or_else(|_| {
             Err(DeviceError::new(DeviceErrorKind::Io, "the device panicked in a request"))
         });

@@ -12,8 +12,8 @@ use std::sync::Arc;
 use std::sync::mpsc::channel;
 
 use super::{
-    AsyncRequest, BlockDevice, Context, DeviceErrorKind, Extent, Geometry, IoBuffer, Operation,
-    OwnedOperation, Request, Result, WriteFlags, ZeroFlags,
+    AsyncRequest, BlockDevice, BlockDeviceExt, Context, DeviceErrorKind, Geometry, IoBuffer,
+    Operation, OwnedOperation, Request, Result, WriteFlags, ZeroFlags,
 };
 
 /// The least number of blocks of a device under [`check`].
@@ -117,38 +117,10 @@ impl BlockDevice for Started {
         self.device.geometry()
     }
 
-    fn read(&self, offset: u64, buf: &mut [u8]) -> Result<()> {
-        let buffer = IoBuffer::new(buf.len());
-        let (operation, result) = self.wait_for(OwnedOperation::Read { offset, buffer });
-        let buffer = operation.into_buffer().expect("a read has its buffer");
-        buf.copy_from_slice(buffer.data());
+    fn run(&self, operation: &mut Operation<'_>) -> Result<()> {
+        let (ended, result) = self.wait_for(OwnedOperation::like(operation));
+        ended.give_back(operation);
         result
-    }
-
-    fn write(&self, offset: u64, data: &[u8], flags: WriteFlags) -> Result<()> {
-        let mut buffer = IoBuffer::new(data.len());
-        buffer.data_mut().copy_from_slice(data);
-        self.wait_for(OwnedOperation::Write { offset, buffer, flags }).1
-    }
-
-    fn flush(&self) -> Result<()> {
-        self.wait_for(OwnedOperation::Flush).1
-    }
-
-    fn discard(&self, offset: u64, len: u64) -> Result<()> {
-        self.wait_for(OwnedOperation::Discard { offset, len }).1
-    }
-
-    fn write_zeroes(&self, offset: u64, len: u64, flags: ZeroFlags) -> Result<()> {
-        self.wait_for(OwnedOperation::WriteZeroes { offset, len, flags }).1
-    }
-
-    fn status(&self, offset: u64, len: u64, most: usize) -> Result<Vec<Extent>> {
-        let extents = Vec::new();
-        match self.wait_for(OwnedOperation::Status { offset, len, most, extents }) {
-            (OwnedOperation::Status { extents, .. }, result) => result.map(|()| extents),
-            (other, _) => panic!("a status came back as {other:?}"),
-        }
     }
 }
 

@@ -15,7 +15,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::timer::{SPIN, Timer};
-use super::{AsyncRequest, BlockDevice, Operation, Request, Result};
+use super::{AsyncRequest, BlockDevice, Geometry, Operation, Request, Result};
 
 /// What requests cost.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -74,12 +74,6 @@ impl Delay {
     pub fn new(inner: Arc<dyn BlockDevice>, delays: Delays) -> Self {
         Self { inner, delays, timer: Timer::default() }
     }
-
-    fn run(&self, operation: Operation<'_>) -> Result<()> {
-        let mut request = [Request::new(operation)];
-        self.submit(&mut request);
-        request[0].take_result().expect("a submitted request has a result")
-    }
 }
 
 /// Waits until `end`; `None` is further than the clock goes.
@@ -96,7 +90,16 @@ fn wait_until(end: Option<Instant>) {
 }
 
 impl BlockDevice for Delay {
-    operations_through_run!(over inner);
+    fn geometry(&self) -> Geometry {
+        self.inner.geometry()
+    }
+
+    fn run(&self, operation: &mut Operation<'_>) -> Result<()> {
+        let end = Instant::now().checked_add(self.delays.of(operation));
+        let result = self.inner.run(operation);
+        wait_until(end);
+        result
+    }
 
     fn submit(&self, batch: &mut [Request<'_>]) {
         let end = Instant::now().checked_add(self.delays.of_batch(batch));
@@ -123,7 +126,7 @@ mod tests {
     use super::*;
     use crate::device::conformance::{self, Promises};
     use crate::device::memory::MemoryDevice;
-    use crate::device::{Context, OwnedOperation, WriteFlags};
+    use crate::device::{BlockDeviceExt, Context, OwnedOperation, WriteFlags};
 
     const SSD: Delays =
         Delays { read_ns: 80_000, write_ns: 20_000, flush_ns: 500_000, byte_ps: 2000 };

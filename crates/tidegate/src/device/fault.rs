@@ -11,8 +11,7 @@ use std::sync::Arc;
 use parking_lot::{Condvar, Mutex};
 
 use super::{
-    AsyncRequest, BlockDevice, DeviceError, DeviceErrorKind, Extent, Geometry, Op, Operation,
-    Result,
+    AsyncRequest, BlockDevice, DeviceError, DeviceErrorKind, Geometry, Op, Operation, Result,
 };
 
 /// Which requests fail, when, and how.
@@ -145,18 +144,6 @@ impl Fault {
         self.state.lock().injected
     }
 
-    fn run(&self, mut operation: Operation<'_>) -> Result<()> {
-        match self.decide(&operation) {
-            Fate::Runs => operation.run_on(&*self.inner),
-            Fate::Fails(error) => Err(error),
-            Fate::Hangs => {
-                self.wait_for_release();
-                operation.run_on(&*self.inner)
-            }
-            Fate::IsShort { blocks, error } => self.run_short(operation, blocks, error),
-        }
-    }
-
     /// What becomes of a request.
     fn decide(&self, operation: &Operation<'_>) -> Fate {
         let (op, (offset, len)) = (Op::of(operation), operation.range());
@@ -174,15 +161,15 @@ impl Fault {
     /// Runs the first blocks of an operation, which fails then.
     fn run_short(
         &self,
-        mut operation: Operation<'_>,
+        operation: &mut Operation<'_>,
         blocks: u64,
         error: DeviceError,
     ) -> Result<()> {
         let geometry = self.inner.geometry();
-        let (offset, len) = operation.range();
-        geometry.check(offset, len)?;
-        shorten(&mut operation, blocks.saturating_mul(u64::from(geometry.block_bytes)));
-        operation.run_on(&*self.inner)?;
+        geometry.check_operation(operation)?;
+        let mut first = operation.reborrow();
+        shorten(&mut first, blocks.saturating_mul(u64::from(geometry.block_bytes)));
+        self.inner.run(&mut first)?;
         Err(error)
     }
 
@@ -271,13 +258,16 @@ impl BlockDevice for Fault {
         self.inner.geometry()
     }
 
-    operations_through_run!();
-
-    fn status(&self, offset: u64, len: u64, most: usize) -> Result<Vec<Extent>> {
-        if self.state.lock().gone {
-            return Err(gone(Op::Read, offset, len));
+    fn run(&self, operation: &mut Operation<'_>) -> Result<()> {
+        match self.decide(operation) {
+            Fate::Runs => self.inner.run(operation),
+            Fate::Fails(error) => Err(error),
+            Fate::Hangs => {
+                self.wait_for_release();
+                self.inner.run(operation)
+            }
+            Fate::IsShort { blocks, error } => self.run_short(operation, blocks, error),
         }
-        self.inner.status(offset, len, most)
     }
 
     fn start(self: Arc<Self>, mut request: AsyncRequest) {
@@ -287,7 +277,7 @@ impl BlockDevice for Fault {
             Fate::Hangs => self.hang(request),
             Fate::IsShort { blocks, error } => {
                 super::pool::run(move || {
-                    let ended = self.run_short(request.operation(), blocks, error);
+                    let ended = self.run_short(&mut request.operation(), blocks, error);
                     request.complete(ended);
                 });
             }
@@ -302,7 +292,7 @@ mod tests {
     use super::*;
     use crate::device::conformance::{self, Promises};
     use crate::device::memory::MemoryDevice;
-    use crate::device::{Context, IoBuffer, OwnedOperation, WriteFlags};
+    use crate::device::{BlockDeviceExt, Context, IoBuffer, OwnedOperation, WriteFlags};
 
     const EIO: Effect = Effect::Fail(DeviceErrorKind::Io);
 

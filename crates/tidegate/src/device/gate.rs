@@ -25,7 +25,9 @@ use parking_lot::{Condvar, Mutex, RwLock};
 
 use super::moment::Moment;
 use super::waits;
-use super::{AsyncRequest, Attempt, BlockDevice, Context, Op, Operation, Request, Result};
+use super::{
+    AsyncRequest, Attempt, BlockDevice, Context, Geometry, Op, Operation, Request, Result,
+};
 
 const SHARDS: usize = 16;
 /// Bits of the word that changes look at: changes are held back, and a moment is kept.
@@ -164,13 +166,6 @@ impl Gate {
         change()
     }
 
-    fn run(&self, mut operation: Operation<'_>) -> Result<()> {
-        let Some(range) = change_of(&operation) else {
-            return operation.run_on(&*self.inner);
-        };
-        self.change(0, &[range], || operation.run_on(&*self.inner))
-    }
-
     /// Starts a change that has entered.
     fn start_entered(self: &Arc<Self>, request: AsyncRequest, shard: usize) {
         let gate = Arc::clone(self);
@@ -234,7 +229,16 @@ fn shard_of(context: Context) -> usize {
 }
 
 impl BlockDevice for Gate {
-    operations_through_run!(over inner);
+    fn geometry(&self) -> Geometry {
+        self.inner.geometry()
+    }
+
+    fn run(&self, operation: &mut Operation<'_>) -> Result<()> {
+        match change_of(operation) {
+            None => self.inner.run(operation),
+            Some(range) => self.change(0, &[range], || self.inner.run(operation)),
+        }
+    }
 
     fn submit(&self, batch: &mut [Request<'_>]) {
         let ranges: Vec<_> =
@@ -290,7 +294,7 @@ mod tests {
     use super::*;
     use crate::device::conformance::{self, Promises};
     use crate::device::memory::MemoryDevice;
-    use crate::device::{IoBuffer, OwnedOperation, WriteFlags};
+    use crate::device::{BlockDeviceExt, IoBuffer, OwnedOperation, WriteFlags};
 
     const PLAIN: WriteFlags = WriteFlags { fua: false };
     const LONG: Duration = Duration::from_secs(60);

@@ -10,7 +10,6 @@
 use parking_lot::RwLock;
 
 use super::{Attempt, BlockDevice, Context, Extent, Geometry, Operation, Result};
-use super::{WriteFlags, ZeroFlags};
 
 /// Bytes under one lock: a multiple of every block size.
 const CHUNK_BYTES: u64 = 64 << 10;
@@ -62,8 +61,25 @@ impl MemoryDevice {
         }
     }
 
-    fn zero(&self, offset: u64, len: u64) -> Result<()> {
-        self.geometry.check_write(offset, len)?;
+    fn copy_out(&self, offset: u64, buf: &mut [u8]) {
+        self.for_chunks(offset, buf.len() as u64, |chunk, inside, outside| {
+            match chunk.read().as_ref() {
+                Some(bytes) => buf[outside].copy_from_slice(&bytes[inside]),
+                None => buf[outside].fill(0),
+            }
+        });
+    }
+
+    fn copy_in(&self, offset: u64, data: &[u8]) {
+        self.for_chunks(offset, data.len() as u64, |chunk, inside, outside| {
+            let mut chunk = chunk.write();
+            let bytes =
+                chunk.get_or_insert_with(|| vec![0; to_usize(CHUNK_BYTES)].into_boxed_slice());
+            bytes[inside].copy_from_slice(&data[outside]);
+        });
+    }
+
+    fn zero(&self, offset: u64, len: u64) {
         self.for_chunks(offset, len, |chunk, inside, _| {
             let mut chunk = chunk.write();
             if inside.len() as u64 == CHUNK_BYTES {
@@ -72,7 +88,25 @@ impl MemoryDevice {
                 bytes[inside].fill(0);
             }
         });
-        Ok(())
+    }
+
+    /// Chunks with memory and without, as extents.
+    fn extents(&self, offset: u64, len: u64) -> Vec<Extent> {
+        let mut extents: Vec<Extent> = Vec::new();
+        self.for_chunks(offset, len, |chunk, inside, outside| {
+            let hole = chunk.read().is_none();
+            let next = inside.len() as u64;
+            match extents.last_mut() {
+                Some(last) if last.hole == hole => last.len += next,
+                _ => extents.push(Extent {
+                    offset: offset + outside.start as u64,
+                    len: next,
+                    hole,
+                    zero: hole,
+                }),
+            }
+        });
+        extents
     }
 }
 
@@ -92,62 +126,25 @@ impl BlockDevice for MemoryDevice {
         self.geometry
     }
 
-    fn read(&self, offset: u64, buf: &mut [u8]) -> Result<()> {
-        self.geometry.check(offset, buf.len() as u64)?;
-        self.for_chunks(offset, buf.len() as u64, |chunk, inside, outside| {
-            match chunk.read().as_ref() {
-                Some(bytes) => buf[outside].copy_from_slice(&bytes[inside]),
-                None => buf[outside].fill(0),
+    fn run(&self, operation: &mut Operation<'_>) -> Result<()> {
+        self.geometry.check_operation(operation)?;
+        match *operation {
+            Operation::Read { offset, ref mut buf } => self.copy_out(offset, buf),
+            Operation::Write { offset, data, .. } => self.copy_in(offset, data),
+            Operation::Flush => {}
+            Operation::Discard { offset, len } | Operation::WriteZeroes { offset, len, .. } => {
+                self.zero(offset, len);
             }
-        });
-        Ok(())
-    }
-
-    fn write(&self, offset: u64, data: &[u8], _flags: WriteFlags) -> Result<()> {
-        self.geometry.check_write(offset, data.len() as u64)?;
-        self.for_chunks(offset, data.len() as u64, |chunk, inside, outside| {
-            let mut chunk = chunk.write();
-            let bytes =
-                chunk.get_or_insert_with(|| vec![0; to_usize(CHUNK_BYTES)].into_boxed_slice());
-            bytes[inside].copy_from_slice(&data[outside]);
-        });
-        Ok(())
-    }
-
-    fn flush(&self) -> Result<()> {
-        Ok(())
-    }
-
-    fn discard(&self, offset: u64, len: u64) -> Result<()> {
-        self.zero(offset, len)
-    }
-
-    fn write_zeroes(&self, offset: u64, len: u64, _flags: ZeroFlags) -> Result<()> {
-        self.zero(offset, len)
-    }
-
-    fn status(&self, offset: u64, len: u64, most: usize) -> Result<Vec<Extent>> {
-        self.geometry.check(offset, len)?;
-        let mut extents: Vec<Extent> = Vec::new();
-        self.for_chunks(offset, len, |chunk, inside, outside| {
-            let hole = chunk.read().is_none();
-            let next = inside.len() as u64;
-            match extents.last_mut() {
-                Some(last) if last.hole == hole => last.len += next,
-                _ => extents.push(Extent {
-                    offset: offset + outside.start as u64,
-                    len: next,
-                    hole,
-                    zero: hole,
-                }),
+            Operation::Status { offset, len, most, ref mut extents } => {
+                **extents = self.extents(offset, len);
+                extents.truncate(most.max(1));
             }
-        });
-        extents.truncate(most.max(1));
-        Ok(extents)
+        }
+        Ok(())
     }
 
     fn attempt(&self, operation: &mut Operation<'_>, _context: Context) -> Attempt {
-        Attempt::Done(operation.run_on(self))
+        Attempt::Done(self.run(operation))
     }
 }
 
@@ -156,8 +153,8 @@ mod tests {
     use std::sync::Arc;
 
     use super::*;
-    use crate::device::DeviceErrorKind;
     use crate::device::conformance::{self, Promises};
+    use crate::device::{BlockDeviceExt, DeviceErrorKind, WriteFlags};
 
     #[test]
     fn it_conforms() {

@@ -7,7 +7,7 @@
 //! 2. Each block is written all or not at all ([`Geometry::atomic_block`] says whether a crash
 //!    keeps this).
 //! 3. A read returns, block by block, the last acknowledged write.
-//! 4. After an acknowledged [`BlockDevice::flush`], every write acknowledged before it started is
+//! 4. After an acknowledged [`Operation::Flush`], every write acknowledged before it started is
 //!    durable; a write with [`WriteFlags::fua`] is durable by itself when acknowledged.
 //! 5. All methods may be called from any number of threads at once.
 //!
@@ -19,63 +19,9 @@
 //! A server asks for a request in two steps, as the fast path of Open CAS does
 //! (ocf `src/engine/engine_fast.c`): [`BlockDevice::attempt`] runs it on the server's thread if it
 //! has to wait for nothing slower than memory; else [`BlockDevice::start`] starts it and tells its
-//! end to the [`AsyncRequest`]'s completion. Callers with nothing else to do use the blocking
-//! methods, and [`BlockDevice::submit`] for many requests at once.
-
-/// The operations of a [`BlockDevice`] that passes all of them to its `run`.
-///
-/// `over` a field: the device is a layer over the one in that field, which has its geometry.
-macro_rules! operations_through_run {
-    (over $inner:ident) => {
-        fn geometry(&self) -> $crate::device::Geometry {
-            self.$inner.geometry()
-        }
-
-        fn status(
-            &self,
-            offset: u64,
-            len: u64,
-            most: usize,
-        ) -> $crate::device::Result<Vec<$crate::device::Extent>> {
-            self.$inner.status(offset, len, most)
-        }
-
-        operations_through_run!();
-    };
-    () => {
-        fn read(&self, offset: u64, buf: &mut [u8]) -> $crate::device::Result<()> {
-            self.run($crate::device::Operation::Read { offset, buf })
-        }
-
-        fn write(
-            &self,
-            offset: u64,
-            data: &[u8],
-            flags: $crate::device::WriteFlags,
-        ) -> $crate::device::Result<()> {
-            self.run($crate::device::Operation::Write { offset, data, flags })
-        }
-
-        fn flush(&self) -> $crate::device::Result<()> {
-            self.run($crate::device::Operation::Flush)
-        }
-
-        fn discard(&self, offset: u64, len: u64) -> $crate::device::Result<()> {
-            self.run($crate::device::Operation::Discard { offset, len })
-        }
-
-        fn write_zeroes(
-            &self,
-            offset: u64,
-            len: u64,
-            flags: $crate::device::ZeroFlags,
-        ) -> $crate::device::Result<()> {
-            self.run($crate::device::Operation::WriteZeroes { offset, len, flags })
-        }
-    };
-}
-
-pub(crate) use operations_through_run;
+//! end to the [`AsyncRequest`]'s completion. Callers with nothing else to do block in
+//! [`BlockDevice::run`], by the calls of [`BlockDeviceExt`], and in [`BlockDevice::submit`] for
+//! many requests at once.
 
 mod asynchronous;
 mod buffer;
@@ -127,7 +73,7 @@ pub struct Geometry {
     pub atomic_block: bool,
     /// Acknowledged writes wait in volatile memory until the next flush or FUA.
     pub volatile_cache: bool,
-    /// [`BlockDevice::write_zeroes`] is faster than writing zeroes. Where it is not,
+    /// [`Operation::WriteZeroes`] is faster than writing zeroes. Where it is not,
     /// [`ZeroFlags::fast_only`] always fails.
     pub fast_zero: bool,
     /// What is written can be read again: only devices for measurements lose it.
@@ -192,27 +138,29 @@ impl Geometry {
         self.check(offset, len)
     }
 
-    /// [`check_write`](Self::check_write) for zeroes.
+    /// Checks the range of an operation, that it may change blocks where it does, and that fast
+    /// zeroes are asked of a device that has them.
     ///
     /// # Errors
     /// As for [`check_write`](Self::check_write), and [`DeviceErrorKind::Unsupported`] for fast
     /// zeroes where the device has none.
+    pub fn check_operation(&self, operation: &Operation<'_>) -> Result<()> {
+        let (offset, len) = operation.range();
+        match operation {
+            Operation::Flush => Ok(()),
+            Operation::Read { .. } | Operation::Status { .. } => self.check(offset, len),
+            Operation::Write { .. } | Operation::Discard { .. } => self.check_write(offset, len),
+            Operation::WriteZeroes { flags, .. } => self.check_zeroes(offset, len, *flags),
+        }
+    }
+
+    /// [`check_write`](Self::check_write) for zeroes.
     pub(crate) fn check_zeroes(&self, offset: u64, len: u64, flags: ZeroFlags) -> Result<()> {
         self.check_write(offset, len)?;
         if flags.fast_only && !self.fast_zero {
             return Err(DeviceError::not_fast(offset, len));
         }
         Ok(())
-    }
-
-    /// Checks an operation, as [`check_write`](Self::check_write) where it changes blocks.
-    fn check_operation(&self, operation: &Operation<'_>) -> Result<()> {
-        let (offset, len) = operation.range();
-        match operation {
-            Operation::Flush => Ok(()),
-            Operation::Read { .. } | Operation::Status { .. } => self.check(offset, len),
-            _ => self.check_write(offset, len),
-        }
     }
 }
 
@@ -267,6 +215,13 @@ pub struct Extent {
     pub hole: bool,
     /// These blocks read as zeroes.
     pub zero: bool,
+}
+
+impl Extent {
+    /// Blocks that hold data, as far as a device knows.
+    pub fn data(offset: u64, len: u64) -> Self {
+        Self { offset, len, hole: false, zero: false }
+    }
 }
 
 /// Returns `extents`, which are adjacent, in whole blocks of `block_bytes`. A block of several
@@ -351,7 +306,7 @@ mod whole_blocks {
 ///
 /// ```
 /// use tidegate::device::memory::MemoryDevice;
-/// use tidegate::device::{BlockDevice, DeviceErrorKind, WriteFlags};
+/// use tidegate::device::{BlockDevice, BlockDeviceExt, DeviceErrorKind, WriteFlags};
 ///
 /// let device: &dyn BlockDevice = &MemoryDevice::new(512, 2048)?;
 /// assert_eq!(device.geometry().size_bytes(), 1 << 20);
@@ -367,49 +322,11 @@ pub trait BlockDevice: Send + Sync {
     /// Shape and promises of the device.
     fn geometry(&self) -> Geometry;
 
-    /// Reads `buf.len()` bytes at `offset`.
+    /// Runs `operation` to its end.
     ///
     /// # Errors
-    /// Misaligned, out of range, or the medium failed; `buf` then holds nothing of meaning.
-    fn read(&self, offset: u64, buf: &mut [u8]) -> Result<()>;
-
-    /// Writes `data` at `offset`.
-    ///
-    /// # Errors
-    /// Misaligned, out of range, read-only, no space, or the medium failed. After an error each
-    /// block is old or new, none is torn.
-    fn write(&self, offset: u64, data: &[u8], flags: WriteFlags) -> Result<()>;
-
-    /// Makes every write acknowledged before this call durable.
-    ///
-    /// # Errors
-    /// The medium failed: what was written since the last successful flush may not be durable.
-    fn flush(&self) -> Result<()>;
-
-    /// Says that the content of `len` bytes at `offset` is no longer needed; reads then return
-    /// zeroes or the old bytes, whole block by whole block.
-    ///
-    /// # Errors
-    /// As for [`write`](Self::write).
-    fn discard(&self, offset: u64, len: u64) -> Result<()>;
-
-    /// Makes `len` bytes at `offset` read as zeroes.
-    ///
-    /// # Errors
-    /// As for [`write`](Self::write), and [`DeviceErrorKind::Unsupported`] for
-    /// [`ZeroFlags::fast_only`] where zeroes would have to be written.
-    fn write_zeroes(&self, offset: u64, len: u64, flags: ZeroFlags) -> Result<()>;
-
-    /// The allocation state of `len` bytes at `offset`: adjacent extents of whole blocks that cover
-    /// a prefix of the range, at least one block and at most `most` extents.
-    ///
-    /// # Errors
-    /// Misaligned, out of range, or the medium failed.
-    fn status(&self, offset: u64, len: u64, most: usize) -> Result<Vec<Extent>> {
-        let _ = most;
-        self.geometry().check(offset, len)?;
-        Ok(vec![Extent { offset, len, hole: false, zero: false }])
-    }
+    /// As [`Operation`] says of each.
+    fn run(&self, operation: &mut Operation<'_>) -> Result<()>;
 
     /// Runs every request of `batch` to its end and stores each one's result in it: faster than one
     /// call each where the device has a queue below.
@@ -419,7 +336,7 @@ pub trait BlockDevice: Send + Sync {
     /// start when it is done.
     fn submit(&self, batch: &mut [Request<'_>]) {
         for request in batch {
-            request.run(self);
+            request.run_on(self);
         }
     }
 
@@ -447,6 +364,61 @@ pub trait BlockDevice: Send + Sync {
     }
 }
 
+/// An operation of a device by a call each: what callers use.
+pub trait BlockDeviceExt: BlockDevice {
+    /// [`Operation::Read`].
+    ///
+    /// # Errors
+    /// Those of the operation.
+    fn read(&self, offset: u64, buf: &mut [u8]) -> Result<()> {
+        self.run(&mut Operation::Read { offset, buf })
+    }
+
+    /// [`Operation::Write`].
+    ///
+    /// # Errors
+    /// Those of the operation.
+    fn write(&self, offset: u64, data: &[u8], flags: WriteFlags) -> Result<()> {
+        self.run(&mut Operation::Write { offset, data, flags })
+    }
+
+    /// [`Operation::Flush`].
+    ///
+    /// # Errors
+    /// Those of the operation.
+    fn flush(&self) -> Result<()> {
+        self.run(&mut Operation::Flush)
+    }
+
+    /// [`Operation::Discard`].
+    ///
+    /// # Errors
+    /// Those of the operation.
+    fn discard(&self, offset: u64, len: u64) -> Result<()> {
+        self.run(&mut Operation::Discard { offset, len })
+    }
+
+    /// [`Operation::WriteZeroes`].
+    ///
+    /// # Errors
+    /// Those of the operation.
+    fn write_zeroes(&self, offset: u64, len: u64, flags: ZeroFlags) -> Result<()> {
+        self.run(&mut Operation::WriteZeroes { offset, len, flags })
+    }
+
+    /// [`Operation::Status`].
+    ///
+    /// # Errors
+    /// Those of the operation.
+    fn status(&self, offset: u64, len: u64, most: usize) -> Result<Vec<Extent>> {
+        let mut extents = Vec::new();
+        self.run(&mut Operation::Status { offset, len, most, extents: &mut extents })?;
+        Ok(extents)
+    }
+}
+
+impl<D: BlockDevice + ?Sized> BlockDeviceExt for D {}
+
 /// Makes `memory`, whose bytes mean nothing, `len` bytes long.
 ///
 /// # Errors
@@ -465,7 +437,15 @@ pub(crate) fn start_on_pool<D>(device: Arc<D>, request: AsyncRequest)
 where
     D: BlockDevice + ?Sized + 'static,
 {
-    pool::run(move || request.run_on(&*device));
+    run_on_pool(request, move |operation| device.run(operation));
+}
+
+/// Has `run` run `request`, on the pool of threads that devices share.
+pub(crate) fn run_on_pool(
+    request: AsyncRequest,
+    run: impl FnOnce(&mut Operation<'_>) -> Result<()> + Send + 'static,
+) {
+    pool::run(move || request.run_by(run));
 }
 
 /// Whether requests of `device` take the time of memory, and the CPU of their thread.

@@ -9,7 +9,9 @@ use super::delay::{Delay, Delays};
 use super::fault::{Effect, Fault, Rule, When};
 use super::file::{FileDevice, FileOptions, Transfer};
 use super::memory::MemoryDevice;
-use super::{BlockDevice, DeviceErrorKind, Op, Operation, Request, WriteFlags, ZeroFlags};
+use super::{
+    BlockDevice, BlockDeviceExt, DeviceErrorKind, Op, Operation, Request, WriteFlags, ZeroFlags,
+};
 
 const BLOCKS: u64 = 64;
 const BLOCK_BYTES: u64 = 4096;

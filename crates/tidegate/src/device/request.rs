@@ -33,17 +33,22 @@ impl Attempt {
     }
 }
 
-/// What a request asks for; offsets and lengths as in the methods of [`BlockDevice`].
-#[derive(Debug)]
+/// What a request asks for.
+#[derive(Debug, strum::EnumDiscriminants)]
+#[strum_discriminants(name(Op), doc = "The kind of a request.")]
+#[strum_discriminants(derive(Hash, strum::IntoStaticStr), strum(serialize_all = "snake_case"))]
 pub enum Operation<'a> {
-    /// [`BlockDevice::read`].
+    /// Reads `buf.len()` bytes at `offset`. Fails where they are misaligned or out of range, or the
+    /// medium failed; `buf` then holds nothing of meaning.
     Read {
         /// First byte.
         offset: u64,
         /// Where the data goes.
         buf: &'a mut [u8],
     },
-    /// [`BlockDevice::write`].
+    /// Writes `data` at `offset`. Fails where it is misaligned or out of range, or the device is
+    /// read-only, has no space, or its medium failed. After an error each block is old or new, none
+    /// is torn.
     Write {
         /// First byte.
         offset: u64,
@@ -52,16 +57,20 @@ pub enum Operation<'a> {
         /// How it is to be written.
         flags: WriteFlags,
     },
-    /// [`BlockDevice::flush`].
+    /// Makes every write acknowledged before this call durable. Fails where the medium failed: what
+    /// was written since the last successful flush may not be durable.
     Flush,
-    /// [`BlockDevice::discard`].
+    /// Says that the content of `len` bytes at `offset` is no longer needed; reads then return
+    /// zeroes or the old bytes, whole block by whole block. Fails as a write does.
     Discard {
         /// First byte.
         offset: u64,
         /// Length in bytes.
         len: u64,
     },
-    /// [`BlockDevice::write_zeroes`].
+    /// Makes `len` bytes at `offset` read as zeroes. Fails as a write does, and as
+    /// [`Unsupported`](super::DeviceErrorKind::Unsupported) for [`ZeroFlags::fast_only`] where
+    /// zeroes would have to be written.
     WriteZeroes {
         /// First byte.
         offset: u64,
@@ -70,7 +79,9 @@ pub enum Operation<'a> {
         /// How zeroes are to be written.
         flags: ZeroFlags,
     },
-    /// [`BlockDevice::status`].
+    /// Asks for the allocation state of `len` bytes at `offset`: adjacent extents of whole blocks
+    /// that cover a prefix of the range, at least one block and at most `most` extents. Fails as a
+    /// read does.
     Status {
         /// First byte.
         offset: u64,
@@ -84,26 +95,24 @@ pub enum Operation<'a> {
 }
 
 impl Operation<'_> {
-    /// Runs the operation to its end on `device`.
-    ///
-    /// # Errors
-    /// Those of the device.
-    pub fn run_on<D: BlockDevice + ?Sized>(&mut self, device: &D) -> Result<()> {
-        match self {
-            Self::Read { offset, buf } => device.read(*offset, buf),
-            Self::Write { offset, data, flags } => device.write(*offset, data, *flags),
-            Self::Flush => device.flush(),
-            Self::Discard { offset, len } => device.discard(*offset, *len),
-            Self::WriteZeroes { offset, len, flags } => device.write_zeroes(*offset, *len, *flags),
-            Self::Status { offset, len, most, extents } => {
-                **extents = device.status(*offset, *len, *most)?;
-                Ok(())
+    /// The same operation, over the same memory.
+    pub(crate) fn reborrow(&mut self) -> Operation<'_> {
+        match *self {
+            Self::Read { offset, ref mut buf } => Operation::Read { offset, buf },
+            Self::Write { offset, data, flags } => Operation::Write { offset, data, flags },
+            Self::Flush => Operation::Flush,
+            Self::Discard { offset, len } => Operation::Discard { offset, len },
+            Self::WriteZeroes { offset, len, flags } => {
+                Operation::WriteZeroes { offset, len, flags }
+            }
+            Self::Status { offset, len, most, ref mut extents } => {
+                Operation::Status { offset, len, most, extents }
             }
         }
     }
 
-    /// First byte, length in bytes.
-    pub(crate) fn range(&self) -> (u64, u64) {
+    /// First byte and length in bytes; zeroes for a flush.
+    pub fn range(&self) -> (u64, u64) {
         match self {
             Self::Read { offset, buf } => (*offset, buf.len() as u64),
             Self::Write { offset, data, .. } => (*offset, data.len() as u64),
@@ -115,35 +124,15 @@ impl Operation<'_> {
     }
 }
 
-/// The kind of a request.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, strum::IntoStaticStr)]
-#[strum(serialize_all = "snake_case")]
-pub enum Op {
-    /// A read.
-    Read,
-    /// A write.
-    Write,
-    /// A flush.
-    Flush,
-    /// A discard.
-    Discard,
-    /// A write of zeroes.
-    WriteZeroes,
-    /// A question for the allocation state.
-    Status,
-}
-
 impl Op {
     /// The kind of `operation`.
     pub fn of(operation: &Operation<'_>) -> Self {
-        match operation {
-            Operation::Read { .. } => Self::Read,
-            Operation::Write { .. } => Self::Write,
-            Operation::Flush => Self::Flush,
-            Operation::Discard { .. } => Self::Discard,
-            Operation::WriteZeroes { .. } => Self::WriteZeroes,
-            Operation::Status { .. } => Self::Status,
-        }
+        operation.into()
+    }
+
+    /// Whether it changes blocks.
+    pub(crate) fn changes(self) -> bool {
+        matches!(self, Self::Write | Self::Discard | Self::WriteZeroes)
     }
 
     /// The name in traces: one word.
@@ -181,12 +170,7 @@ impl<'a> Request<'a> {
     }
 
     /// Runs the request alone on `device`.
-    pub(crate) fn run<D: BlockDevice + ?Sized>(&mut self, device: &D) {
-        self.result = Some(self.operation.run_on(device));
-    }
-
-    /// First byte and length in bytes; zeroes for a flush.
-    pub fn range(&self) -> (u64, u64) {
-        self.operation.range()
+    pub(crate) fn run_on<D: BlockDevice + ?Sized>(&mut self, device: &D) {
+        self.result = Some(device.run(&mut self.operation));
     }
 }

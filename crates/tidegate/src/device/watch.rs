@@ -12,8 +12,8 @@ use std::time::Instant;
 use super::spell::{Said, Spell};
 use super::waits;
 use super::{
-    AsyncRequest, Attempt, BlockDevice, Context, DeviceError, DeviceErrorKind, Op, Operation,
-    Request, Result,
+    AsyncRequest, Attempt, BlockDevice, Context, DeviceError, DeviceErrorKind, Geometry, Op,
+    Operation, Request, Result,
 };
 
 /// Takes a line for the operator, without its end.
@@ -34,13 +34,6 @@ impl Watch {
     pub fn new(inner: Arc<dyn BlockDevice>, name: &'static str, notices: Notices) -> Self {
         let [reads, writes, flushes] = Default::default();
         Self { inner, name, notices, reads, writes, flushes }
-    }
-
-    fn run(&self, mut operation: Operation<'_>) -> Result<()> {
-        let op = Op::of(&operation);
-        let result = operation.run_on(&*self.inner);
-        self.note(op, &result);
-        result
     }
 
     /// A request has ended.
@@ -90,7 +83,15 @@ fn is_of_the_device(error: &DeviceError) -> bool {
 }
 
 impl BlockDevice for Watch {
-    operations_through_run!(over inner);
+    fn geometry(&self) -> Geometry {
+        self.inner.geometry()
+    }
+
+    fn run(&self, operation: &mut Operation<'_>) -> Result<()> {
+        let result = self.inner.run(operation);
+        self.note(Op::of(operation), &result);
+        result
+    }
 
     fn submit(&self, batch: &mut [Request<'_>]) {
         self.inner.submit(batch);
@@ -127,10 +128,10 @@ mod tests {
     use parking_lot::Mutex;
 
     use super::*;
-    use crate::device::WriteFlags;
     use crate::device::conformance::{self, Promises};
     use crate::device::fault::{Effect, Fault, Rule, When};
     use crate::device::memory::MemoryDevice;
+    use crate::device::{BlockDeviceExt, WriteFlags};
 
     fn memory() -> Arc<MemoryDevice> {
         Arc::new(MemoryDevice::new(4096, 2048).unwrap())

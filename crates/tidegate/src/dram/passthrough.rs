@@ -5,8 +5,7 @@ use std::sync::Arc;
 use super::tier::{collect, state_of};
 use super::{DramTier, Make, Phases, Policy, TierSummary};
 use crate::device::{
-    AsyncRequest, Attempt, BlockDevice, Context, Extent, Geometry, Operation, Result, WriteFlags,
-    ZeroFlags,
+    AsyncRequest, Attempt, BlockDevice, BlockDeviceExt, Context, Geometry, Operation, Result,
 };
 use crate::stats::Collector;
 use crate::tier::{State, Tier};
@@ -31,28 +30,8 @@ impl BlockDevice for Passthrough {
         self.below.geometry()
     }
 
-    fn read(&self, offset: u64, buf: &mut [u8]) -> Result<()> {
-        self.below.read(offset, buf)
-    }
-
-    fn write(&self, offset: u64, data: &[u8], flags: WriteFlags) -> Result<()> {
-        self.below.write(offset, data, flags)
-    }
-
-    fn flush(&self) -> Result<()> {
-        self.below.flush()
-    }
-
-    fn discard(&self, offset: u64, len: u64) -> Result<()> {
-        self.below.discard(offset, len)
-    }
-
-    fn write_zeroes(&self, offset: u64, len: u64, flags: ZeroFlags) -> Result<()> {
-        self.below.write_zeroes(offset, len, flags)
-    }
-
-    fn status(&self, offset: u64, len: u64, most: usize) -> Result<Vec<Extent>> {
-        self.below.status(offset, len, most)
+    fn run(&self, operation: &mut Operation<'_>) -> Result<()> {
+        self.below.run(operation)
     }
 
     fn attempt(&self, operation: &mut Operation<'_>, context: Context) -> Attempt {

@@ -20,8 +20,8 @@ use crate::device::delay::{Delay, Delays};
 use crate::device::fault::{Effect, Fault, Rule, When};
 use crate::device::memory::MemoryDevice;
 use crate::device::{
-    AsyncRequest, Attempt, BlockDevice, Context, DeviceError, DeviceErrorKind, Geometry, IoBuffer,
-    Operation, OwnedOperation, Result, WriteFlags, ZeroFlags,
+    AsyncRequest, Attempt, BlockDevice, BlockDeviceExt, Context, DeviceError, DeviceErrorKind,
+    Extent, Geometry, IoBuffer, Operation, OwnedOperation, Result, WriteFlags, ZeroFlags,
 };
 
 pub(super) const BLOCK_BYTES: usize = 512;
@@ -115,6 +115,12 @@ impl TestDevice {
     }
 }
 
+impl TestDevice {
+    fn zero(&self, offset: u64, len: u64, fua: bool) -> Result<()> {
+        self.store(offset, &vec![0; usize::try_from(len).unwrap() / BLOCK_BYTES], fua)
+    }
+}
+
 impl BlockDevice for TestDevice {
     fn geometry(&self) -> Geometry {
         Geometry {
@@ -129,40 +135,38 @@ impl BlockDevice for TestDevice {
         }
     }
 
-    fn read(&self, offset: u64, buf: &mut [u8]) -> Result<()> {
-        self.geometry().check(offset, buf.len() as u64)?;
-        let first = offset / BLOCK_BYTES as u64;
-        let state = self.state.lock();
-        for (lba, block) in (first..).zip(buf.chunks_exact_mut(BLOCK_BYTES)) {
-            block.copy_from_slice(&block_of(state.visible.get(&lba).copied().unwrap_or(0)));
+    fn run(&self, operation: &mut Operation<'_>) -> Result<()> {
+        self.geometry().check_operation(operation)?;
+        match *operation {
+            Operation::Read { offset, ref mut buf } => {
+                let first = offset / BLOCK_BYTES as u64;
+                let state = self.state.lock();
+                for (lba, block) in (first..).zip(buf.chunks_exact_mut(BLOCK_BYTES)) {
+                    block.copy_from_slice(&block_of(state.visible.get(&lba).copied().unwrap_or(0)));
+                }
+                Ok(())
+            }
+            Operation::Write { offset, data, flags } => {
+                let stamps: Vec<u64> = data.chunks_exact(BLOCK_BYTES).map(stamp_of).collect();
+                self.store(offset, &stamps, flags.fua)
+            }
+            Operation::Flush => {
+                let mut state = self.state.lock();
+                let State { visible, durable, .. } = &mut *state;
+                durable.clone_from(visible);
+                Ok(())
+            }
+            Operation::Discard { offset, len } => self.zero(offset, len, false),
+            Operation::WriteZeroes { offset, len, flags } => self.zero(offset, len, flags.fua),
+            Operation::Status { offset, len, ref mut extents, .. } => {
+                **extents = vec![Extent::data(offset, len)];
+                Ok(())
+            }
         }
-        Ok(())
-    }
-
-    fn write(&self, offset: u64, data: &[u8], flags: WriteFlags) -> Result<()> {
-        self.geometry().check(offset, data.len() as u64)?;
-        let stamps: Vec<u64> = data.chunks_exact(BLOCK_BYTES).map(stamp_of).collect();
-        self.store(offset, &stamps, flags.fua)
-    }
-
-    fn flush(&self) -> Result<()> {
-        let mut state = self.state.lock();
-        let State { visible, durable, .. } = &mut *state;
-        durable.clone_from(visible);
-        Ok(())
-    }
-
-    fn discard(&self, offset: u64, len: u64) -> Result<()> {
-        self.write_zeroes(offset, len, ZeroFlags::default())
-    }
-
-    fn write_zeroes(&self, offset: u64, len: u64, flags: ZeroFlags) -> Result<()> {
-        self.geometry().check(offset, len)?;
-        self.store(offset, &vec![0; usize::try_from(len).unwrap() / BLOCK_BYTES], flags.fua)
     }
 
     fn attempt(&self, operation: &mut Operation<'_>, _context: Context) -> Attempt {
-        Attempt::Done(operation.run_on(self))
+        Attempt::Done(self.run(operation))
     }
 }
 

@@ -12,7 +12,7 @@ use super::error::PoolError;
 use super::layout::PAGE_BYTES;
 use super::superblock::{CopyFault, look, page_floor, read_copy};
 use crate::btt;
-use crate::device::{BlockDevice, DeviceError, DeviceErrorKind};
+use crate::device::{BlockDevice, BlockDeviceExt, DeviceError, DeviceErrorKind};
 use crate::pmem::Region;
 use crate::tier::EngineCode;
 

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use serde_json::{Value, json};
 
 use super::{RawDevice, RawOptions, create};
-use crate::device::{self, BlockDevice};
+use crate::device::{self, BlockDevice, BlockDeviceExt};
 use crate::pmem::Region;
 use crate::pool::Superblock;
 use crate::stats::Collector;

@@ -14,12 +14,11 @@ use std::sync::Arc;
 
 use uuid::Uuid;
 
-use crate::device::{
-    Attempt, BlockDevice, Context, Geometry, Operation, Result, WriteFlags, ZeroFlags,
-};
+use crate::device::{Attempt, BlockDevice, Context, Extent, Geometry, Operation, Result};
 use crate::pmem::Region;
 use crate::pool::{self, PoolError, Superblock};
-use crate::stats::{RequestKind, Requests};
+use crate::stats::Requests;
+use crate::tier::begin;
 
 mod engine;
 
@@ -84,13 +83,6 @@ impl RawDevice {
     pub fn region(&self) -> &Arc<Region> {
         &self.region
     }
-
-    fn zero(&self, offset: u64, len: u64) -> Result<()> {
-        self.geometry().check_write(offset, len)?;
-        let _running = self.requests.begin(RequestKind::Zero, len);
-        self.region.zero_streaming(self.superblock.data_offset + offset, len)?;
-        Ok(self.region.fence()?)
-    }
 }
 
 impl BlockDevice for RawDevice {
@@ -103,35 +95,32 @@ impl BlockDevice for RawDevice {
         }
     }
 
-    fn read(&self, offset: u64, buf: &mut [u8]) -> Result<()> {
-        self.geometry().check(offset, buf.len() as u64)?;
-        let _running = self.requests.begin(RequestKind::Read, buf.len() as u64);
-        Ok(self.region.read(self.superblock.data_offset + offset, buf)?)
-    }
-
-    fn write(&self, offset: u64, data: &[u8], _flags: WriteFlags) -> Result<()> {
-        self.geometry().check_write(offset, data.len() as u64)?;
-        let _running = self.requests.begin(RequestKind::Write, data.len() as u64);
-        self.region.write_streaming(self.superblock.data_offset + offset, data)?;
-        // The only fence: no metadata depends on the data, but the acknowledgement does.
+    fn run(&self, operation: &mut Operation<'_>) -> Result<()> {
+        self.geometry().check_operation(operation)?;
+        let _running = begin(&self.requests, operation);
+        let base = self.superblock.data_offset;
+        match *operation {
+            Operation::Read { offset, ref mut buf } => {
+                return Ok(self.region.read(base + offset, buf)?);
+            }
+            Operation::Write { offset, data, .. } => {
+                self.region.write_streaming(base + offset, data)?;
+            }
+            Operation::Flush => return Ok(()),
+            Operation::Discard { offset, len } | Operation::WriteZeroes { offset, len, .. } => {
+                self.region.zero_streaming(base + offset, len)?;
+            }
+            Operation::Status { offset, len, ref mut extents, .. } => {
+                **extents = vec![Extent::data(offset, len)];
+                return Ok(());
+            }
+        }
+        // The only fence: no metadata depends on the data, and the acknowledgement does.
         Ok(self.region.fence()?)
     }
 
-    fn flush(&self) -> Result<()> {
-        drop(self.requests.begin(RequestKind::Flush, 0));
-        Ok(())
-    }
-
-    fn discard(&self, offset: u64, len: u64) -> Result<()> {
-        self.zero(offset, len)
-    }
-
-    fn write_zeroes(&self, offset: u64, len: u64, _flags: ZeroFlags) -> Result<()> {
-        self.zero(offset, len)
-    }
-
     fn attempt(&self, operation: &mut Operation<'_>, _context: Context) -> Attempt {
-        Attempt::Done(operation.run_on(self))
+        Attempt::Done(self.run(operation))
     }
 }
 

@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::device::conformance::{self, Promises};
-use crate::device::{DeviceError, DeviceErrorKind};
+use crate::device::{BlockDeviceExt, DeviceError, DeviceErrorKind, WriteFlags, ZeroFlags};
 use crate::pmem::{Counters, RegionOptions};
 
 fn region(block_bytes: u32) -> Arc<Region> {
@@ -36,7 +36,7 @@ fn a_write_costs_one_fence() {
     }
     let flags = ZeroFlags::default();
     assert_eq!(cost(&device, |it| it.write_zeroes(8192, 4096, flags)), expected);
-    assert_eq!(cost(&device, BlockDevice::flush), Counters::default());
+    assert_eq!(cost(&device, BlockDeviceExt::flush), Counters::default());
     let read = cost(&device, |it| it.read(0, &mut [0; 4096]));
     assert_eq!(read, Counters { bytes_read: 4096, ..Counters::default() });
 }

@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use super::{Result, Stack, StackError};
-use crate::device::DeviceError;
+use crate::device::{BlockDeviceExt, DeviceError};
 use crate::tier::{Level, Purged, State, Tier};
 
 impl Stack {

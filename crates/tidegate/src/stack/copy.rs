@@ -11,7 +11,7 @@ use super::{Result, Stack, StackError};
 use crate::backing::BackingError;
 use crate::device::gate::Gate;
 use crate::device::moment::{Claim, Moment};
-use crate::device::{BlockDevice, DeviceError, DeviceErrorKind, Extent, IoBuffer};
+use crate::device::{BlockDevice, BlockDeviceExt, DeviceError, DeviceErrorKind, Extent, IoBuffer};
 use crate::pmem::Region;
 use crate::tier::Image;
 

@@ -19,8 +19,8 @@ use parking_lot::Mutex;
 
 use crate::backing::{Observer, system_now_ns};
 use crate::device::{
-    AsyncRequest, Attempt, BlockDevice, Context, DeviceError, DeviceErrorKind, Op, Operation,
-    Request, Result, operations_through_run,
+    AsyncRequest, Attempt, BlockDevice, Context, DeviceError, DeviceErrorKind, Geometry, Op,
+    Operation, Request, Result,
 };
 use crate::pmem::Region;
 use crate::pool::{BackingIdentity, BackingState, PoolError, Superblock};
@@ -228,43 +228,34 @@ pub(super) struct Witnessed {
     pub(super) witness: Arc<Witness>,
 }
 
-impl Witnessed {
-    fn run(&self, mut operation: Operation<'_>) -> Result<()> {
-        self.pass(Op::of(&operation), || operation.run_on(&*self.inner))
+impl BlockDevice for Witnessed {
+    fn geometry(&self) -> Geometry {
+        self.inner.geometry()
     }
 
-    /// Runs `pass`, which passes on a request of the kind `op`.
-    fn pass(&self, op: Op, pass: impl FnOnce() -> Result<()>) -> Result<()> {
-        match op {
-            Op::Read | Op::Status => pass(),
+    fn run(&self, operation: &mut Operation<'_>) -> Result<()> {
+        match Op::of(operation) {
+            Op::Read | Op::Status => self.inner.run(operation),
             Op::Flush => {
                 let ended = self.witness.ended();
-                pass().inspect(|()| self.witness.has_flushed(ended))
+                self.inner.run(operation).inspect(|()| self.witness.has_flushed(ended))
             }
             Op::Write | Op::Discard | Op::WriteZeroes => {
                 let _writing = self.witness.begin_write()?;
-                pass()
+                self.inner.run(operation)
             }
         }
     }
-}
-
-fn changes(op: Op) -> bool {
-    matches!(op, Op::Write | Op::Discard | Op::WriteZeroes)
-}
-
-impl BlockDevice for Witnessed {
-    operations_through_run!(over inner);
 
     fn submit(&self, batch: &mut [Request<'_>]) {
-        let writes = batch.iter().any(|request| changes(Op::of(request.operation())));
+        let writes = batch.iter().any(|request| Op::of(request.operation()).changes());
         if !writes {
             return self.inner.submit(batch);
         }
         match self.witness.begin_write() {
             Ok(_writing) => self.inner.submit(batch),
-            // Each request runs into the failure by itself, and gets it as its result.
-            Err(_) => batch.iter_mut().for_each(|request| request.run(self)),
+            // Each request meets the failure, and has it as its result.
+            Err(_) => batch.iter_mut().for_each(|request| request.run_on(self)),
         }
     }
 
@@ -283,7 +274,7 @@ impl BlockDevice for Witnessed {
             return inner.start(request);
         }
         let (ended, witness) = (self.witness.ended(), Arc::clone(&self.witness));
-        let writing = match changes(op).then(|| self.witness.begin_write()).transpose() {
+        let writing = match op.changes().then(|| self.witness.begin_write()).transpose() {
             Ok(writing) => writing,
             Err(error) => return request.complete(Err(error)),
         };
@@ -308,7 +299,7 @@ mod tests {
 
     use super::*;
     use crate::backing::{BackingUrl, OpenBacking, Opening};
-    use crate::device::WriteFlags;
+    use crate::device::{BlockDeviceExt, WriteFlags};
     use crate::stack::judge::judge;
     use crate::tier::EngineCode;
 

@@ -30,8 +30,21 @@ pub use engine::{
     OptionSpec, Options, Plan, Progress, Traits,
 };
 
-use crate::device::{BlockDevice, DeviceError, DeviceErrorKind, Result};
-use crate::stats::Collector;
+use crate::device::{BlockDevice, BlockDeviceExt, DeviceError, DeviceErrorKind, Operation, Result};
+use crate::stats::{Collector, RequestKind, Requests, Running};
+
+/// Counts `operation` from now on; a question about allocation is in no statistics.
+#[inline]
+pub(crate) fn begin<'a>(requests: &'a Requests, operation: &Operation<'_>) -> Option<Running<'a>> {
+    let kind = match operation {
+        Operation::Read { .. } => RequestKind::Read,
+        Operation::Write { .. } => RequestKind::Write,
+        Operation::Flush => RequestKind::Flush,
+        Operation::Discard { .. } | Operation::WriteZeroes { .. } => RequestKind::Zero,
+        Operation::Status { .. } => return None,
+    };
+    Some(requests.begin(kind, operation.range().1))
+}
 
 /// One tier of a stack: a block device that reports its state and has settings.
 pub trait Tier: BlockDevice {
@@ -44,8 +57,8 @@ pub trait Tier: BlockDevice {
     /// Dropping a tier stops its threads too, but cannot report a failure.
     ///
     /// # Errors
-    /// Fails like [`BlockDevice::flush`]. Data that could not be written stays in the tier, and
-    /// another call tries again.
+    /// As for [`Operation::Flush`]; what could not be written stays in the tier, and another call
+    /// tries again.
     fn drain(&self) -> Result<()>;
 
     /// Stops destaging, except when a write needs the space. Ends the tier's threads without
@@ -60,8 +73,8 @@ pub trait Tier: BlockDevice {
     /// below has too. Requests go on meanwhile: data that they write or read may stay.
     ///
     /// # Errors
-    /// Fails if the tier [has no clean pages](Traits::has_clean_pages), and like
-    /// [`BlockDevice::flush`]. Data that could not be written stays in the tier.
+    /// The tier [has no clean pages](Traits::has_clean_pages); or as for
+    /// [`Operation::Flush`]. What could not be written stays in the tier.
     fn purge(&self) -> Result<Purged> {
         let message = "the tier keeps nothing that the tier below has too";
         Err(DeviceError::new(DeviceErrorKind::Unsupported, message))
@@ -72,7 +85,7 @@ pub trait Tier: BlockDevice {
     /// flush because no flush has committed them: the tier below never gets a part of a group.
     ///
     /// # Errors
-    /// Fails like [`BlockDevice::flush`]. Data that could not be written stays in the tier.
+    /// As for [`Operation::Flush`]; what could not be written stays in the tier.
     fn destage(&self) -> Result<u64> {
         self.flush().map(|()| 0)
     }

@@ -13,7 +13,7 @@ use tidegate::cache::mode::Mode;
 use tidegate::cache::{
     self, Binding, CacheDevice, CacheDeviceOptions, CacheError, CacheHeader, CacheOptions,
 };
-use tidegate::device::{BlockDevice, Result as DeviceResult};
+use tidegate::device::{BlockDevice, BlockDeviceExt, Result as DeviceResult};
 use tidegate::pmem::Region;
 use tidegate::pool::PoolError;
 use tidegate::tier::Tier;

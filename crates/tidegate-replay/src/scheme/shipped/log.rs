@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, channel};
 
 use rustc_hash::FxHashMap;
-use tidegate::device::{BlockDevice, Result as DeviceResult};
+use tidegate::device::{BlockDevice, BlockDeviceExt, Result as DeviceResult};
 use tidegate::log::device::{Binding, LogDevice, LogDeviceOptions};
 use tidegate::log::{self, LogError, LogOptions, LogPool};
 use tidegate::pmem::Region;

@@ -35,7 +35,7 @@ use std::rc::Rc;
 use std::sync::mpsc::Receiver;
 
 use rustc_hash::FxHashMap;
-use tidegate::device::{BlockDevice, Result as DeviceResult, WriteFlags};
+use tidegate::device::{BlockDevice, BlockDeviceExt, Result as DeviceResult, WriteFlags};
 use tidegate::machine::{Machine, enter};
 
 use super::devices::Devices;

@@ -11,8 +11,8 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex};
 
 use tidegate::device::{
-    Attempt, BlockDevice, Context as Waiting, Geometry, Operation, Result as DeviceResult,
-    WriteFlags, ZeroFlags,
+    Attempt, BlockDevice, BlockDeviceExt, Context as Waiting, Geometry, Operation,
+    Result as DeviceResult,
 };
 use tidegate::dram::{self, DramTier, Policy};
 use tidegate::pmem::Observer;
@@ -278,33 +278,22 @@ impl BlockDevice for Watched {
         self.table.geometry()
     }
 
-    fn read(&self, offset: u64, buf: &mut [u8]) -> DeviceResult<()> {
-        self.table.read(offset, buf)?;
-        self.send_pages(offset, buf.len() as u64, |page| Work::Loaded { page });
+    fn run(&self, operation: &mut Operation<'_>) -> DeviceResult<()> {
+        self.table.run(operation)?;
+        let (offset, len) = operation.range();
+        match operation {
+            Operation::Read { .. } => self.send_pages(offset, len, |page| Work::Loaded { page }),
+            Operation::Write { .. } => {
+                self.send_pages(offset, len, |page| Work::Stored { page });
+                self.watch.send(&self.work);
+            }
+            _ => {}
+        }
         Ok(())
     }
 
-    fn write(&self, offset: u64, data: &[u8], flags: WriteFlags) -> DeviceResult<()> {
-        self.table.write(offset, data, flags)?;
-        self.send_pages(offset, data.len() as u64, |page| Work::Stored { page });
-        self.watch.send(&self.work);
-        Ok(())
-    }
-
-    fn flush(&self) -> DeviceResult<()> {
-        self.table.flush()
-    }
-
-    fn discard(&self, offset: u64, len: u64) -> DeviceResult<()> {
-        self.table.discard(offset, len)
-    }
-
-    fn write_zeroes(&self, offset: u64, len: u64, flags: ZeroFlags) -> DeviceResult<()> {
-        self.table.write_zeroes(offset, len, flags)
-    }
-
-    /// Runs the operation at once: like the table, the device never waits.
+    /// Runs at the speed of memory, as the table does.
     fn attempt(&self, operation: &mut Operation<'_>, _context: Waiting) -> Attempt {
-        Attempt::Done(operation.run_on(self))
+        Attempt::Done(self.run(operation))
     }
 }

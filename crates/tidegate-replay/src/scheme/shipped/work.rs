@@ -4,7 +4,7 @@
 use std::sync::Arc;
 use std::sync::mpsc::Sender;
 
-use tidegate::device::{BlockDevice, Extent, Geometry, Result, WriteFlags, ZeroFlags};
+use tidegate::device::{BlockDevice, Extent, Geometry, Operation, Result};
 
 use super::{BLOCK_BYTES, Context, DEVICE_PAGES};
 use crate::scheme::devices::Source;
@@ -95,32 +95,24 @@ impl<E: Send + 'static> BlockDevice for Backing<E> {
         }
     }
 
-    fn read(&self, offset: u64, buf: &mut [u8]) -> Result<()> {
-        buf.fill(0);
-        self.send_pages(offset, buf.len() as u64, |page| Work::BackingRead { page });
+    fn run(&self, operation: &mut Operation<'_>) -> Result<()> {
+        match *operation {
+            Operation::Read { offset, ref mut buf } => {
+                buf.fill(0);
+                self.send_pages(offset, buf.len() as u64, |page| Work::BackingRead { page });
+            }
+            Operation::Write { offset, data, .. } => {
+                self.send_pages(offset, data.len() as u64, |page| Work::BackingWritten { page });
+            }
+            Operation::Flush => {
+                let _ = self.work.send(Work::BackingFlushed);
+            }
+            // Zeroes are a command to flash, not pages.
+            Operation::Discard { .. } | Operation::WriteZeroes { .. } => {}
+            Operation::Status { offset, len, ref mut extents, .. } => {
+                **extents = vec![Extent::data(offset, len)];
+            }
+        }
         Ok(())
-    }
-
-    fn write(&self, offset: u64, data: &[u8], _flags: WriteFlags) -> Result<()> {
-        self.send_pages(offset, data.len() as u64, |page| Work::BackingWritten { page });
-        Ok(())
-    }
-
-    fn flush(&self) -> Result<()> {
-        let _ = self.work.send(Work::BackingFlushed);
-        Ok(())
-    }
-
-    fn discard(&self, _offset: u64, _len: u64) -> Result<()> {
-        Ok(())
-    }
-
-    /// Does nothing: zeroes are a command to flash, not pages.
-    fn write_zeroes(&self, _offset: u64, _len: u64, _flags: ZeroFlags) -> Result<()> {
-        Ok(())
-    }
-
-    fn status(&self, offset: u64, len: u64, _most: usize) -> Result<Vec<Extent>> {
-        Ok(vec![Extent { offset, len, hole: false, zero: false }])
     }
 }

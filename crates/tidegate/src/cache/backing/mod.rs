@@ -13,7 +13,9 @@ use super::Ask;
 use super::counters::{Counter, Counters};
 use super::pages::index::Found;
 use super::span::{Content, bytes_at, bytes_of, pages_of};
-use crate::device::{BlockDevice, Geometry, Request, Result, WriteFlags, ZeroFlags};
+use crate::device::{
+    BlockDevice, BlockDeviceExt, Geometry, Request, Result, WriteFlags, ZeroFlags,
+};
 use crate::sync::{AtomicBool, Ordering};
 use crate::tier::ledger::{Failed, Ledger};
 use pace::Pace;

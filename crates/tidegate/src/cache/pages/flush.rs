@@ -4,7 +4,7 @@ use super::Pages;
 use super::index::Found;
 use crate::cache::counters::Counter;
 use crate::cache::store::layout::{VERDICT_OFFSET, clean_verdict, is_part};
-use crate::device::{Result, waits};
+use crate::device::{BlockDeviceExt, Result, waits};
 use crate::tier::ledger::Failed;
 
 impl Pages {

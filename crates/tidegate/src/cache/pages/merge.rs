@@ -13,7 +13,7 @@ use crate::cache::span::{Part, parts};
 use crate::cache::store::layout::{ALL_LINES, PAGE, PAGE_BYTES};
 use crate::cache::store::record::Record;
 use crate::cache::{Ask, Few};
-use crate::device::Result;
+use crate::device::{BlockDeviceExt, Result};
 use crate::sync::Ordering;
 use crate::tier::version_locks::Version;
 

@@ -53,26 +53,17 @@ impl BlockDevice for Noted {
         self.inner.geometry()
     }
 
-    fn read(&self, offset: u64, buf: &mut [u8]) -> Answer<()> {
-        self.reads.lock().unwrap().push(pages_of(offset, buf.len() as u64));
-        self.inner.read(offset, buf)
-    }
-
-    fn write(&self, offset: u64, data: &[u8], flags: WriteFlags) -> Answer<()> {
-        self.writes.lock().unwrap().push(pages_of(offset, data.len() as u64));
-        self.inner.write(offset, data, flags)
-    }
-
-    fn flush(&self) -> Answer<()> {
-        self.inner.flush()
-    }
-
-    fn discard(&self, offset: u64, len: u64) -> Answer<()> {
-        self.inner.discard(offset, len)
-    }
-
-    fn write_zeroes(&self, offset: u64, len: u64, flags: ZeroFlags) -> Answer<()> {
-        self.inner.write_zeroes(offset, len, flags)
+    fn run(&self, operation: &mut Operation<'_>) -> Answer<()> {
+        let kept = match operation {
+            Operation::Read { .. } => Some(&self.reads),
+            Operation::Write { .. } => Some(&self.writes),
+            _ => None,
+        };
+        let (offset, len) = operation.range();
+        if let Some(kept) = kept {
+            kept.lock().unwrap().push(pages_of(offset, len));
+        }
+        self.inner.run(operation)
     }
 }
 

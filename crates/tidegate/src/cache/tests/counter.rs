@@ -51,27 +51,16 @@ impl BlockDevice for Counting {
         self.inner.geometry()
     }
 
-    fn read(&self, offset: u64, buf: &mut [u8]) -> Result<()> {
-        note(&self.read, offset, buf.len() as u64);
-        self.inner.read(offset, buf)
-    }
-
-    fn write(&self, offset: u64, data: &[u8], flags: WriteFlags) -> Result<()> {
-        note(&self.written, offset, data.len() as u64);
-        self.inner.write(offset, data, flags)
-    }
-
-    fn flush(&self) -> Result<()> {
-        self.inner.flush()
-    }
-
-    fn discard(&self, offset: u64, len: u64) -> Result<()> {
-        self.inner.discard(offset, len)
-    }
-
-    fn write_zeroes(&self, offset: u64, len: u64, flags: ZeroFlags) -> Result<()> {
-        note(&self.written, offset, len);
-        self.inner.write_zeroes(offset, len, flags)
+    fn run(&self, operation: &mut Operation<'_>) -> Result<()> {
+        let (offset, len) = operation.range();
+        match operation {
+            Operation::Read { .. } => note(&self.read, offset, len),
+            Operation::Write { .. } | Operation::WriteZeroes { .. } => {
+                note(&self.written, offset, len);
+            }
+            _ => {}
+        }
+        self.inner.run(operation)
     }
 }
 

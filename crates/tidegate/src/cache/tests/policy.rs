@@ -351,25 +351,11 @@ impl BlockDevice for Slow {
         self.0.geometry()
     }
 
-    fn read(&self, offset: u64, buf: &mut [u8]) -> Result<()> {
-        self.0.read(offset, buf)
-    }
-
-    fn write(&self, offset: u64, data: &[u8], flags: WriteFlags) -> Result<()> {
-        advance(SLOW_NS);
-        self.0.write(offset, data, flags)
-    }
-
-    fn flush(&self) -> Result<()> {
-        self.0.flush()
-    }
-
-    fn discard(&self, offset: u64, len: u64) -> Result<()> {
-        self.0.discard(offset, len)
-    }
-
-    fn write_zeroes(&self, offset: u64, len: u64, flags: ZeroFlags) -> Result<()> {
-        self.0.write_zeroes(offset, len, flags)
+    fn run(&self, operation: &mut Operation<'_>) -> Result<()> {
+        if matches!(operation, Operation::Write { .. }) {
+            advance(SLOW_NS);
+        }
+        self.0.run(operation)
     }
 }
 

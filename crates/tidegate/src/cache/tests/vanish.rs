@@ -151,9 +151,7 @@ impl Drive {
         if self.state.lock().is_off { Err(error()) } else { Ok(()) }
     }
 
-    fn change(&self, offset: u64, len: u64, fua: bool, data: Option<&[u8]>) -> Result<()> {
-        self.geometry.check_write(offset, len)?;
-        self.check_on()?;
+    fn change(&self, offset: u64, len: u64, fua: bool, data: Option<&[u8]>) {
         let at = to_usize(offset)..to_usize(offset + len);
         let mut state = self.state.lock();
         match data {
@@ -166,7 +164,6 @@ impl Drive {
         if fua {
             blocks.for_each(|block| state.make_durable(block, block_bytes));
         }
-        Ok(())
     }
 }
 
@@ -176,6 +173,21 @@ impl DriveState {
         self.durable[at.clone()].copy_from_slice(&self.now[at]);
         self.unflushed_blocks.remove(&block);
     }
+
+    /// Fails once after a loss, as an NBD export whose server lost what was not flushed; and where
+    /// it was asked for before another flush told of the loss.
+    fn flush(&mut self, block_bytes: u64) -> Result<()> {
+        if self.has_lost {
+            self.has_lost = self.is_asked_together;
+            self.has_told = true;
+            return Err(DeviceError::new(DeviceErrorKind::Io, "acknowledged writes are lost"));
+        }
+        let unflushed: Vec<u64> = self.unflushed_blocks.iter().copied().collect();
+        for block in unflushed {
+            self.make_durable(block, block_bytes);
+        }
+        Ok(())
+    }
 }
 
 impl BlockDevice for Drive {
@@ -183,46 +195,31 @@ impl BlockDevice for Drive {
         self.geometry
     }
 
-    fn read(&self, offset: u64, buf: &mut [u8]) -> Result<()> {
-        self.geometry.check(offset, buf.len() as u64)?;
+    fn run(&self, operation: &mut Operation<'_>) -> Result<()> {
+        self.geometry.check_operation(operation)?;
         self.check_on()?;
-        let at = to_usize(offset)..to_usize(offset) + buf.len();
-        buf.copy_from_slice(&self.state.lock().now[at]);
-        Ok(())
-    }
-
-    fn write(&self, offset: u64, data: &[u8], flags: WriteFlags) -> Result<()> {
-        self.change(offset, data.len() as u64, flags.fua, Some(data))
-    }
-
-    /// Fails once after a loss, as an NBD export whose server lost what was not flushed; and where
-    /// it was asked for before another flush told of the loss.
-    fn flush(&self) -> Result<()> {
-        self.check_on()?;
-        let mut state = self.state.lock();
-        if state.has_lost {
-            state.has_lost = state.is_asked_together;
-            state.has_told = true;
-            return Err(DeviceError::new(DeviceErrorKind::Io, "acknowledged writes are lost"));
-        }
-        let block_bytes = u64::from(self.geometry.block_bytes);
-        let unflushed: Vec<u64> = state.unflushed_blocks.iter().copied().collect();
-        for block in unflushed {
-            state.make_durable(block, block_bytes);
+        match *operation {
+            Operation::Read { offset, ref mut buf } => {
+                let at = to_usize(offset)..to_usize(offset) + buf.len();
+                buf.copy_from_slice(&self.state.lock().now[at]);
+            }
+            Operation::Write { offset, data, flags } => {
+                self.change(offset, data.len() as u64, flags.fua, Some(data));
+            }
+            Operation::Flush => return self.state.lock().flush(self.geometry.block_bytes.into()),
+            Operation::Discard { offset, len } => self.change(offset, len, false, None),
+            Operation::WriteZeroes { offset, len, flags } => {
+                self.change(offset, len, flags.fua, None);
+            }
+            Operation::Status { offset, len, ref mut extents, .. } => {
+                **extents = vec![Extent::data(offset, len)];
+            }
         }
         Ok(())
-    }
-
-    fn discard(&self, offset: u64, len: u64) -> Result<()> {
-        self.change(offset, len, false, None)
-    }
-
-    fn write_zeroes(&self, offset: u64, len: u64, flags: ZeroFlags) -> Result<()> {
-        self.change(offset, len, flags.fua, None)
     }
 
     fn attempt(&self, operation: &mut Operation<'_>, _: Context) -> Attempt {
-        Attempt::Done(operation.run_on(self))
+        Attempt::Done(self.run(operation))
     }
 }
 

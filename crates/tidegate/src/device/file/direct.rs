@@ -12,7 +12,7 @@ use parking_lot::{Condvar, Mutex};
 use rustix::io::Errno;
 
 use super::uring::{Force, Job, Memory, Ring, Stop};
-use super::{Backing, DeviceError, DeviceErrorKind, FileDevice, Result};
+use super::{Backing, DeviceError, DeviceErrorKind, FileDevice, Result, is_transfer};
 use crate::device::{IoBuffer, Operation, Request};
 
 /// Rings of a device: more batches at once than any disk serves at once.
@@ -56,19 +56,20 @@ impl Direct {
     }
 
     /// Runs one read or write.
-    pub(super) fn run_one(&self, backing: &Backing, operation: Operation<'_>) -> Result<()> {
-        let mut request = [Request::new(operation)];
+    pub(super) fn run_one(&self, backing: &Backing, operation: &mut Operation<'_>) -> Result<()> {
+        let mut request = [Request::new(operation.reborrow())];
         self.transfer(backing, &mut request);
         request[0].take_result().expect("a transfer stores a result")
     }
 
     /// Runs a batch: each run of reads and writes as one, what is between them alone and in order.
     pub(super) fn submit(&self, device: &FileDevice, batch: &mut [Request<'_>]) {
-        for run in batch.chunk_by_mut(|one, other| is_transfer(one) && is_transfer(other)) {
-            if is_transfer(&run[0]) {
+        let is_ours = |request: &Request<'_>| is_transfer(&request.operation);
+        for run in batch.chunk_by_mut(|one, other| is_ours(one) && is_ours(other)) {
+            if is_ours(&run[0]) {
                 self.transfer(&device.backing, run);
             } else {
-                run[0].run(device);
+                run[0].run_on(device);
             }
         }
     }
@@ -80,7 +81,7 @@ impl Direct {
         }
         let mut flights: Vec<_> = requests
             .iter_mut()
-            .filter(|request| matches!(request.result, Some(Ok(()))) && request.range().1 > 0)
+            .filter(|it| matches!(it.result, Some(Ok(()))) && it.operation.range().1 > 0)
             .map(|request| (bounce_for(request, backing), request))
             .collect();
         let mut jobs: Vec<_> = flights
@@ -132,10 +133,6 @@ impl Direct {
     }
 }
 
-fn is_transfer(request: &Request<'_>) -> bool {
-    matches!(request.operation, Operation::Read { .. } | Operation::Write { .. })
-}
-
 fn job_of<'a>(operation: &'a mut Operation<'_>, bounce: Option<&'a mut IoBuffer>) -> Job<'a> {
     match operation {
         Operation::Read { offset, buf } => {
@@ -158,7 +155,7 @@ fn finish(
     end: std::result::Result<(), Stop>,
     ran: std::result::Result<(), Errno>,
 ) -> Result<()> {
-    let (offset, len) = request.range();
+    let (offset, len) = request.operation.range();
     let (what, fua) = match &mut request.operation {
         Operation::Read { buf, .. } => {
             if let (Some(bounce), Ok(())) = (bounce, end) {

@@ -37,8 +37,8 @@ use self::direct::Direct;
 use self::engine::Engine;
 use self::gate::{Failure, FlushGate};
 use self::reopen::Reopening;
-use super::{AsyncRequest, BlockDevice, DeviceError, DeviceErrorKind, Extent, Geometry};
-use super::{Operation, Request, Result, WriteFlags, ZeroFlags};
+use super::{AsyncRequest, BlockDevice, BlockDeviceExt, DeviceError, DeviceErrorKind, Extent};
+use super::{Geometry, Operation, Request, Result, WriteFlags, ZeroFlags};
 use crate::durable;
 use crate::opening::{self, Expected, WrongKind};
 
@@ -281,52 +281,30 @@ impl BlockDevice for FileDevice {
         self.backing.geometry
     }
 
-    fn read(&self, offset: u64, buf: &mut [u8]) -> Result<()> {
-        self.backing.geometry.check(offset, buf.len() as u64)?;
-        match &self.direct {
-            Some(direct) => direct.run_one(&self.backing, Operation::Read { offset, buf }),
-            None => self.backing.read_buffered(offset, buf),
+    fn run(&self, operation: &mut Operation<'_>) -> Result<()> {
+        let backing = &self.backing;
+        backing.geometry.check_operation(operation)?;
+        if let Some(direct) = self.direct.as_ref().filter(|_| is_transfer(operation)) {
+            return direct.run_one(backing, operation);
         }
-    }
-
-    fn write(&self, offset: u64, data: &[u8], flags: WriteFlags) -> Result<()> {
-        self.backing.geometry.check_write(offset, data.len() as u64)?;
-        match &self.direct {
-            Some(direct) => direct.run_one(&self.backing, Operation::Write { offset, data, flags }),
-            None => self.backing.write_buffered(offset, data, flags),
+        match *operation {
+            Operation::Read { offset, ref mut buf } => backing.read_buffered(offset, buf),
+            Operation::Write { offset, data, flags } => backing.write_buffered(offset, data, flags),
+            Operation::Flush if backing.geometry.read_only => Ok(()),
+            Operation::Flush => backing.flush(),
+            Operation::Discard { offset, len } => backing.discard(offset, len),
+            Operation::WriteZeroes { offset, len, flags } => self.zero(offset, len, flags),
+            Operation::Status { offset, len, most, ref mut extents } => {
+                **extents = backing.status(offset, len, most)?;
+                Ok(())
+            }
         }
-    }
-
-    fn flush(&self) -> Result<()> {
-        if self.backing.geometry.read_only {
-            return Ok(());
-        }
-        self.backing.flush()
-    }
-
-    fn discard(&self, offset: u64, len: u64) -> Result<()> {
-        self.backing.geometry.check_write(offset, len)?;
-        self.backing.discard(offset, len)
-    }
-
-    fn write_zeroes(&self, offset: u64, len: u64, flags: ZeroFlags) -> Result<()> {
-        self.backing.geometry.check_write(offset, len)?;
-        match self.backing.zero_by_kernel(offset, len, flags)? {
-            space::Zeroed::Done if flags.fua => self.backing.flush(),
-            space::Zeroed::Done => Ok(()),
-            space::Zeroed::NotHere => self.write_plain_zeroes(offset, len, flags),
-        }
-    }
-
-    fn status(&self, offset: u64, len: u64, most: usize) -> Result<Vec<Extent>> {
-        self.backing.geometry.check(offset, len)?;
-        self.backing.status(offset, len, most)
     }
 
     fn submit(&self, batch: &mut [Request<'_>]) {
         match &self.direct {
             Some(direct) => direct.submit(self, batch),
-            None => batch.iter_mut().for_each(|request| request.run(self)),
+            None => batch.iter_mut().for_each(|request| request.run_on(self)),
         }
     }
 
@@ -344,7 +322,20 @@ impl BlockDevice for FileDevice {
     }
 }
 
+/// A read or a write.
+fn is_transfer(operation: &Operation<'_>) -> bool {
+    matches!(operation, Operation::Read { .. } | Operation::Write { .. })
+}
+
 impl FileDevice {
+    fn zero(&self, offset: u64, len: u64, flags: ZeroFlags) -> Result<()> {
+        match self.backing.zero_by_kernel(offset, len, flags)? {
+            space::Zeroed::Done if flags.fua => self.backing.flush(),
+            space::Zeroed::Done => Ok(()),
+            space::Zeroed::NotHere => self.write_plain_zeroes(offset, len, flags),
+        }
+    }
+
     /// Writes zeroes as data, where the kernel has nothing better.
     fn write_plain_zeroes(&self, offset: u64, len: u64, flags: ZeroFlags) -> Result<()> {
         if flags.fast_only {

@@ -32,9 +32,6 @@ impl Backing {
     /// Zeroes a range without moving zeroes. A disk without a command for zeroes is not asked for
     /// fast ones: the kernel would write them block by block for `ZERO_RANGE`.
     pub(super) fn zero_by_kernel(&self, offset: u64, len: u64, flags: ZeroFlags) -> Result<Zeroed> {
-        if flags.fast_only && !self.geometry.fast_zero {
-            return Ok(Zeroed::NotHere);
-        }
         if flags.may_unmap && self.fallocate(PUNCH, offset, len, "zeroing")? == Zeroed::Done {
             return Ok(Zeroed::Done);
         }

@@ -62,10 +62,10 @@ pub use export::NbdExport;
 use self::dial::Endpoints;
 use self::engine::{Engine, Server};
 use self::export::Rules;
-use self::protocol::export_flag::{SEND_FAST_ZERO, SEND_TRIM};
+use self::protocol::export_flag::SEND_TRIM;
 use super::{
-    AsyncRequest, BlockDevice, Context, DeviceError, DeviceErrorKind, Geometry, IoBuffer,
-    Operation, OwnedOperation, Request, Result,
+    AsyncRequest, BlockDevice, Context, DeviceError, DeviceErrorKind, Extent, Geometry, Operation,
+    OwnedOperation, Request, Result,
 };
 
 /// Which export to open, and how.
@@ -119,28 +119,23 @@ impl NbdDevice {
     }
 
     /// The result of `operation` where the server has nothing to do for it.
-    fn answer(&self, operation: &Operation<'_>) -> Option<Result<()>> {
+    fn answer(&self, operation: &mut Operation<'_>) -> Option<Result<()>> {
         let (geometry, export) = (&self.rules.geometry, &self.rules.export);
         let checked = geometry.check_operation(operation);
-        match operation {
+        match *operation {
             Operation::Flush => geometry.read_only.then_some(Ok(())),
             _ if checked.is_err() || operation.range().1 == 0 => Some(checked),
             Operation::Discard { .. } if !export.has(SEND_TRIM) => Some(Ok(())),
-            Operation::WriteZeroes { flags, .. }
-                if flags.fast_only && !export.has(SEND_FAST_ZERO) =>
-            {
-                let context = format!("{} cannot be zeroed fast, its server says", self.name);
-                Some(Err(DeviceError::new(DeviceErrorKind::Unsupported, context)))
+            Operation::Status { offset, len, ref mut extents, .. } => {
+                **extents = vec![Extent::data(offset, len)];
+                Some(Ok(()))
             }
             _ => None,
         }
     }
 
     fn begin(&self, mut request: AsyncRequest) {
-        if matches!(request.owned(), OwnedOperation::Status { .. }) {
-            return request.run_on(self);
-        }
-        match self.answer(&request.operation()) {
+        match self.answer(&mut request.operation()) {
             Some(result) => request.complete(result),
             None => self.engine.submit(request),
         }
@@ -155,63 +150,15 @@ impl NbdDevice {
                 // The receiver waits for all of them.
                 let _ = told.send((index, operation, result));
             };
-            let operation = owned(&request.operation);
+            let operation = OwnedOperation::like(&request.operation);
             self.begin(AsyncRequest::new(operation, Context::default(), completion));
         }
         drop(told);
         for (index, operation, result) in ends {
             let request = &mut requests[index];
-            give_back(&mut request.operation, operation);
+            operation.give_back(&mut request.operation);
             request.result = Some(result);
         }
-    }
-
-    fn run(&self, operation: Operation<'_>) -> Result<()> {
-        let mut requests = [Request::new(operation)];
-        self.run_together(&mut requests);
-        let [request] = requests;
-        request.result.unwrap_or_else(|| {
-            let context = format!("{} gave a request up", self.name);
-            Err(DeviceError::new(DeviceErrorKind::Io, context))
-        })
-    }
-}
-
-/// `operation` with memory of its own.
-fn owned(operation: &Operation<'_>) -> OwnedOperation {
-    match operation {
-        Operation::Read { offset, buf } => {
-            OwnedOperation::Read { offset: *offset, buffer: IoBuffer::new(buf.len()) }
-        }
-        Operation::Write { offset, data, flags } => {
-            let mut buffer = IoBuffer::new(data.len());
-            buffer.data_mut().copy_from_slice(data);
-            OwnedOperation::Write { offset: *offset, buffer, flags: *flags }
-        }
-        Operation::Flush => OwnedOperation::Flush,
-        Operation::Discard { offset, len } => {
-            OwnedOperation::Discard { offset: *offset, len: *len }
-        }
-        Operation::WriteZeroes { offset, len, flags } => {
-            OwnedOperation::WriteZeroes { offset: *offset, len: *len, flags: *flags }
-        }
-        Operation::Status { offset, len, most, .. } => {
-            let extents = Vec::new();
-            OwnedOperation::Status { offset: *offset, len: *len, most: *most, extents }
-        }
-    }
-}
-
-/// Copies what `from` has read to its caller.
-fn give_back(to: &mut Operation<'_>, from: OwnedOperation) {
-    match (to, from) {
-        (Operation::Read { buf, .. }, OwnedOperation::Read { buffer, .. }) => {
-            buf.copy_from_slice(buffer.data());
-        }
-        (Operation::Status { extents, .. }, OwnedOperation::Status { extents: found, .. }) => {
-            **extents = found;
-        }
-        _ => {}
     }
 }
 
@@ -220,7 +167,15 @@ impl BlockDevice for NbdDevice {
         self.rules.geometry
     }
 
-    operations_through_run!();
+    fn run(&self, operation: &mut Operation<'_>) -> Result<()> {
+        let mut requests = [Request::new(operation.reborrow())];
+        self.run_together(&mut requests);
+        let [request] = requests;
+        request.result.unwrap_or_else(|| {
+            let context = format!("{} gave a request up", self.name);
+            Err(DeviceError::new(DeviceErrorKind::Io, context))
+        })
+    }
 
     fn submit(&self, batch: &mut [Request<'_>]) {
         let is_flush = |it: &Request<'_>| matches!(it.operation, Operation::Flush);

@@ -9,7 +9,7 @@ use std::thread::JoinHandle;
 use std::time::Instant;
 
 use super::*;
-use crate::device::WriteFlags;
+use crate::device::{BlockDeviceExt, WriteFlags};
 
 const SIZE_BYTES: u64 = 1 << 20;
 

@@ -8,7 +8,7 @@ use super::super::still_dirty;
 use super::cache::{SetGuard, StagingCache};
 use super::replacement::Replacement;
 use super::set::FlushStep;
-use crate::device::{BlockDevice, DeviceError, Extent, Result, WriteFlags};
+use crate::device::{BlockDeviceExt, DeviceError, Operation, Result, WriteFlags};
 use crate::sync::Ordering;
 
 /// Slots that are written back together, and the copy that goes below.
@@ -197,14 +197,10 @@ impl<R: Replacement> StagingCache<R> {
         self.ledger.report().and(drained).and(flushed)
     }
 
-    /// Changes blocks by `change` below, not through the cache. Writes to them wait meanwhile.
-    pub(super) fn change_below(
-        &self,
-        offset: u64,
-        len: u64,
-        change: impl FnOnce(&dyn BlockDevice) -> Result<()>,
-    ) -> Result<()> {
-        self.geometry.check_write(offset, len)?;
+    /// Runs `change`, a change of blocks, below, not through the cache. Writes to them wait
+    /// meanwhile.
+    pub(super) fn change_below(&self, change: &mut Operation<'_>) -> Result<()> {
+        let (offset, len) = change.range();
         let mut operation = self.recorder.begin();
         operation.enter(Phase::Flush);
         let lbas = self.lba_of(offset)..self.lba_of(offset + len);
@@ -215,7 +211,7 @@ impl<R: Replacement> StagingCache<R> {
         let drain = |&number: &usize| self.drain_cached(number, &lbas, true);
         let drained = sets.iter().map(drain).fold(Ok(()), Result::and);
         operation.enter(Phase::Bypass);
-        let changed = drained.and_then(|()| self.below.request(change));
+        let changed = drained.and_then(|()| self.below.request(|below| below.run(change)));
         for &number in &sets {
             let mut set = self.lock(number);
             set.set().open(&lbas);
@@ -224,13 +220,11 @@ impl<R: Replacement> StagingCache<R> {
         changed
     }
 
-    /// The allocation state below, once what is cached of the range is there.
-    pub(super) fn status(&self, offset: u64, len: u64, most: usize) -> Result<Vec<Extent>> {
-        self.geometry.check(offset, len)?;
+    /// Writes back what is cached of `len` bytes at `offset`.
+    pub(super) fn drain_range(&self, offset: u64, len: u64) -> Result<()> {
         let lbas = self.lba_of(offset)..self.lba_of(offset + len);
         let drain = |number| self.drain_cached(number, &lbas, false);
-        self.sets_of(&lbas).into_iter().map(drain).fold(Ok(()), Result::and)?;
-        self.below.request(|below| below.status(offset, len, most))
+        self.sets_of(&lbas).into_iter().map(drain).fold(Ok(()), Result::and)
     }
 
     /// The sets that blocks of `lbas` are in.

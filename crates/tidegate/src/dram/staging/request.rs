@@ -6,12 +6,11 @@ use super::cache::{SetGuard, StagingCache};
 use super::drain::Batch;
 use super::replacement::Replacement;
 use super::set::{ReadStep, Victim, WriteStep};
-use crate::device::{self, Result, WriteFlags};
+use crate::device::{self, BlockDeviceExt, Result, WriteFlags};
 use crate::sync::Ordering;
 
 impl<R: Replacement> StagingCache<R> {
     pub(super) fn write(&self, offset: u64, data: &[u8], flags: WriteFlags) -> Result<()> {
-        self.geometry.check_write(offset, data.len() as u64)?;
         let mut operation = self.recorder.begin();
         let first = self.lba_of(offset);
         for (lba, block) in (first..).zip(data.chunks_exact(self.block_bytes())) {
@@ -112,7 +111,6 @@ impl<R: Replacement> StagingCache<R> {
     }
 
     pub(super) fn read(&self, offset: u64, buf: &mut [u8]) -> Result<()> {
-        self.geometry.check(offset, buf.len() as u64)?;
         let mut operation = self.recorder.begin();
         let hit = |operation: &mut Operation<'_>, offset, block: &mut [u8]| {
             self.read_hit(operation, offset, block)

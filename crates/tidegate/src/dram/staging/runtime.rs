@@ -9,8 +9,7 @@ use super::background::Stager;
 use super::cache::StagingCache;
 use super::replacement::Replacement;
 use crate::device::{
-    AsyncRequest, Attempt, BlockDevice, Context, Extent, Geometry, Operation, Result, WriteFlags,
-    ZeroFlags, start_on_pool,
+    AsyncRequest, Attempt, BlockDevice, Context, Geometry, Operation, Result, start_on_pool,
 };
 use crate::stats::Collector;
 use crate::tier::background::Workers;
@@ -46,34 +45,28 @@ impl<R: Replacement> BlockDevice for Staging<R> {
         Geometry { volatile_cache: true, ..self.core.geometry }
     }
 
-    fn read(&self, offset: u64, buf: &mut [u8]) -> Result<()> {
-        self.core.read(offset, buf)
-    }
-
-    fn write(&self, offset: u64, data: &[u8], flags: WriteFlags) -> Result<()> {
-        self.core.write(offset, data, flags)
-    }
-
-    fn flush(&self) -> Result<()> {
-        self.core.flush()
-    }
-
-    fn discard(&self, offset: u64, len: u64) -> Result<()> {
-        self.core.change_below(offset, len, |below| below.discard(offset, len))
-    }
-
-    fn write_zeroes(&self, offset: u64, len: u64, flags: ZeroFlags) -> Result<()> {
-        self.core.change_below(offset, len, |below| below.write_zeroes(offset, len, flags))?;
-        if flags.fua { self.core.ledger.report() } else { Ok(()) }
-    }
-
-    fn status(&self, offset: u64, len: u64, most: usize) -> Result<Vec<Extent>> {
-        self.core.status(offset, len, most)
+    fn run(&self, operation: &mut Operation<'_>) -> Result<()> {
+        let core = &self.core;
+        core.geometry.check_operation(operation)?;
+        match *operation {
+            Operation::Read { offset, ref mut buf } => core.read(offset, buf),
+            Operation::Write { offset, data, flags } => core.write(offset, data, flags),
+            Operation::Flush => core.flush(),
+            Operation::Discard { .. } => core.change_below(operation),
+            Operation::WriteZeroes { flags, .. } => {
+                core.change_below(operation)?;
+                if flags.fua { core.ledger.report() } else { Ok(()) }
+            }
+            Operation::Status { offset, len, .. } => {
+                core.drain_range(offset, len)?;
+                core.below.request(|below| below.run(operation))
+            }
+        }
     }
 
     fn attempt(&self, operation: &mut Operation<'_>, _context: Context) -> Attempt {
         if self.core.waits_for_nothing(operation) {
-            Attempt::Done(operation.run_on(self))
+            Attempt::Done(self.run(operation))
         } else {
             Attempt::WouldBlock
         }

@@ -16,7 +16,7 @@ use super::replacement::Replacement;
 use super::runtime::Staging;
 use crate::device::fault::{Effect, Fault, Rule, When};
 use crate::device::memory::MemoryDevice;
-use crate::device::{BlockDevice, DeviceErrorKind, ZeroFlags};
+use crate::device::{BlockDeviceExt, DeviceErrorKind, ZeroFlags};
 use crate::tier::Tier;
 
 const POLICIES: [Policy; 4] = [Policy::Pmbd, Policy::Pmbd70, Policy::Lru, Policy::Coactive];

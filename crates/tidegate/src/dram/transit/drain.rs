@@ -7,7 +7,7 @@ use super::super::still_dirty;
 use super::set::FlushStep;
 use super::sets::SetGuard;
 use super::{Core, Phase, Policy, Result, WriteFlags};
-use crate::device::DeviceError;
+use crate::device::{BlockDeviceExt, DeviceError};
 use crate::tier::clock::now_ns;
 
 /// Blocks that a flush writes back before it looks at the set again.

@@ -55,8 +55,8 @@ use super::slots::{self, Slots};
 use super::tier::{collect, is_read_below, state_of};
 use super::{DramTier, Make, Phases, Policy, TierSummary, no_thread};
 use crate::device::{
-    AsyncRequest, Attempt, BlockDevice, Context, Extent, Geometry, Operation, Result, WriteFlags,
-    ZeroFlags, is_memory_speed, start_on_pool,
+    AsyncRequest, Attempt, BlockDevice, BlockDeviceExt, Context, Geometry, Operation, Result,
+    WriteFlags, is_memory_speed, start_on_pool,
 };
 use crate::stats::Collector;
 use crate::sync::machine::cpus;
@@ -261,39 +261,30 @@ impl BlockDevice for Transit {
         Geometry { volatile_cache: true, ..self.core.geometry }
     }
 
-    fn read(&self, offset: u64, buf: &mut [u8]) -> Result<()> {
-        self.core.read(offset, buf)
-    }
-
-    fn write(&self, offset: u64, data: &[u8], flags: WriteFlags) -> Result<()> {
-        self.core.write(offset, data, flags)
-    }
-
-    fn flush(&self) -> Result<()> {
-        self.core.flush()
-    }
-
-    fn discard(&self, offset: u64, len: u64) -> Result<()> {
-        self.core.geometry.check(offset, len)?;
-        self.core.bypass_range(offset, len, |offset, len| self.core.below.discard(offset, len))
-    }
-
-    fn write_zeroes(&self, offset: u64, len: u64, flags: ZeroFlags) -> Result<()> {
-        self.core.geometry.check(offset, len)?;
-        let zero = |offset, len| self.core.below.write_zeroes(offset, len, flags);
-        self.core.bypass_range(offset, len, zero)?;
-        if flags.fua { self.core.ledger.report() } else { Ok(()) }
-    }
-
-    fn status(&self, offset: u64, len: u64, most: usize) -> Result<Vec<Extent>> {
-        self.core.geometry.check(offset, len)?;
-        self.core.drain_range(offset, len)?;
-        self.core.below.status(offset, len, most)
+    fn run(&self, operation: &mut Operation<'_>) -> Result<()> {
+        let core = &self.core;
+        core.geometry.check_operation(operation)?;
+        match *operation {
+            Operation::Read { offset, ref mut buf } => core.read(offset, buf),
+            Operation::Write { offset, data, flags } => core.write(offset, data, flags),
+            Operation::Flush => core.flush(),
+            Operation::Discard { offset, len } => {
+                core.bypass_range(offset, len, |at, len| core.below.discard(at, len))
+            }
+            Operation::WriteZeroes { offset, len, flags } => {
+                core.bypass_range(offset, len, |at, len| core.below.write_zeroes(at, len, flags))?;
+                if flags.fua { core.ledger.report() } else { Ok(()) }
+            }
+            Operation::Status { offset, len, .. } => {
+                core.drain_range(offset, len)?;
+                core.below.run(operation)
+            }
+        }
     }
 
     fn attempt(&self, operation: &mut Operation<'_>, _context: Context) -> Attempt {
         if self.core.waits_for_nothing(operation) {
-            Attempt::Done(operation.run_on(self))
+            Attempt::Done(self.run(operation))
         } else {
             Attempt::WouldBlock
         }

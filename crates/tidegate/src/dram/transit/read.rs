@@ -6,10 +6,10 @@ use super::super::read::read_blocks;
 use super::set::{ReadStep, Set};
 use super::write_mode::WriteMode;
 use super::{Core, Operation, Phase, Result};
+use crate::device::BlockDeviceExt;
 
 impl Core {
     pub(super) fn read(&self, offset: u64, buf: &mut [u8]) -> Result<()> {
-        self.geometry.check(offset, buf.len() as u64)?;
         let mut operation = self.recorder.begin();
         let hit = |operation: &mut phases::Operation<'_>, offset, block: &mut [u8]| {
             self.read_cached(operation, self.lba_of(offset), block)

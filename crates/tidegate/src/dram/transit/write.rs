@@ -10,7 +10,7 @@ use super::set::WriteStep;
 use super::sets::SetGuard;
 use super::write_mode::WriteMode;
 use super::{Core, Phase, Policy, Result, WriteFlags};
-use crate::device::{DeviceError, DeviceErrorKind};
+use crate::device::{BlockDeviceExt, DeviceError};
 use crate::tier::clock::now_ns;
 
 /// Most blocks that are closed at once for zeroes, discards and FUA writes.
@@ -25,11 +25,6 @@ enum Placed {
 
 impl Core {
     pub(super) fn write(&self, offset: u64, data: &[u8], flags: WriteFlags) -> Result<()> {
-        self.geometry.check(offset, data.len() as u64)?;
-        if self.geometry.read_only {
-            let context = "the device below the DRAM tier is read-only";
-            return Err(DeviceError::new(DeviceErrorKind::ReadOnly, context));
-        }
         let first = self.lba_of(offset);
         if let Some(entered) = self.enter_bypass(first, data.len() / self.block_bytes()) {
             return self.write_below(entered, offset, data, flags);

@@ -11,7 +11,8 @@ use super::index::Location;
 use super::{Core, GROUP_BLOCKS, append_failed};
 use crate::device::waits;
 use crate::device::{
-    self, DeviceError, DeviceErrorKind, Operation, Request, Result, WriteFlags, ZeroFlags,
+    self, BlockDeviceExt, DeviceError, DeviceErrorKind, Operation, Request, Result, WriteFlags,
+    ZeroFlags,
 };
 use crate::log::control::stats::Counter;
 use crate::log::control::table;

@@ -47,13 +47,14 @@ pub use recover::has_records_of;
 use super::error::AppendError;
 use super::{CLOSED, CONTROL_BYTES, LogPool, NO_BOOT, Ring};
 use crate::device::{
-    AsyncRequest, Attempt, BlockDevice, Context, DeviceError, DeviceErrorKind, Extent, Geometry,
-    Operation, Result, WriteFlags, ZeroFlags,
+    AsyncRequest, Attempt, BlockDevice, BlockDeviceExt, Context, DeviceError, DeviceErrorKind,
+    Extent, Geometry, Operation, Result, ZeroFlags,
 };
 use crate::log::control::table::FileRef;
-use crate::stats::{RequestKind, Requests};
+use crate::stats::Requests;
 use crate::sync::AtomicU64;
 use crate::tier::background::{Waker, Work, Workers};
+use crate::tier::begin;
 use crate::tier::ledger::Ledger;
 use crate::tier::version_locks::VersionLocks;
 use background::Cleaner;
@@ -210,7 +211,15 @@ impl Core {
         self.ledger.blocked("the log is full and cannot be written back")
     }
 
-    /// Returns the numbers of the blocks in `len` bytes at `offset`.
+    /// Where the log has a record of the range, all of it counts as data.
+    fn status(&self, offset: u64, len: u64, most: usize) -> Result<Vec<Extent>> {
+        if self.index.touches(&self.blocks_of(offset, len), self.ring.tail()) {
+            return Ok(vec![Extent::data(offset, len)]);
+        }
+        self.backing.status(offset, len, most)
+    }
+
+    /// The numbers of the blocks in `len` bytes at `offset`.
     fn blocks_of(&self, offset: u64, len: u64) -> Range<u64> {
         offset / self.block_bytes()..(offset + len) / self.block_bytes()
     }
@@ -226,42 +235,26 @@ impl BlockDevice for LogDevice {
         self.core.geometry
     }
 
-    fn read(&self, offset: u64, buf: &mut [u8]) -> Result<()> {
-        self.core.geometry.check(offset, buf.len() as u64)?;
-        let _running = self.core.requests.begin(RequestKind::Read, buf.len() as u64);
-        let below = |at, part: &mut [u8]| self.core.backing.read(at, part).map(|()| true);
-        self.core.read(offset, buf, &below).map(drop)
-    }
-
-    fn write(&self, offset: u64, data: &[u8], _flags: WriteFlags) -> Result<()> {
-        self.core.geometry.check_write(offset, data.len() as u64)?;
-        let _running = self.core.requests.begin(RequestKind::Write, data.len() as u64);
-        self.core.write(offset, data)
-    }
-
-    /// Reports a failure of the log since the last flush. Every acknowledged write is durable in
-    /// the log already, even if the backing fails.
-    fn flush(&self) -> Result<()> {
-        drop(self.core.requests.begin(RequestKind::Flush, 0));
-        self.core.ledger.report()
-    }
-
-    fn discard(&self, offset: u64, len: u64) -> Result<()> {
-        self.core.zero(offset, len, ZeroFlags::DISCARD)
-    }
-
-    fn write_zeroes(&self, offset: u64, len: u64, flags: ZeroFlags) -> Result<()> {
-        self.core.zero(offset, len, flags)
-    }
-
-    /// Returns the backing's extents, or all as data if the log has a record of the range.
-    fn status(&self, offset: u64, len: u64, most: usize) -> Result<Vec<Extent>> {
+    fn run(&self, operation: &mut Operation<'_>) -> Result<()> {
         let core = &self.core;
-        core.geometry.check(offset, len)?;
-        if core.index.touches(&core.blocks_of(offset, len), core.ring.tail()) {
-            return Ok(vec![Extent { offset, len, hole: false, zero: false }]);
+        core.geometry.check_operation(operation)?;
+        let _running = begin(&core.requests, operation);
+        match *operation {
+            Operation::Read { offset, ref mut buf } => {
+                let below = |at, part: &mut [u8]| core.backing.read(at, part).map(|()| true);
+                core.read(offset, buf, &below).map(drop)
+            }
+            Operation::Write { offset, data, .. } => core.write(offset, data),
+            // Every acknowledged write is durable in the log, whatever the backing does: this fails
+            // where the log itself failed since the last flush.
+            Operation::Flush => core.ledger.report(),
+            Operation::Discard { offset, len } => core.zero(offset, len, ZeroFlags::DISCARD),
+            Operation::WriteZeroes { offset, len, flags } => core.zero(offset, len, flags),
+            Operation::Status { offset, len, most, ref mut extents } => {
+                **extents = core.status(offset, len, most)?;
+                Ok(())
+            }
         }
-        core.backing.status(offset, len, most)
     }
 
     fn attempt(&self, operation: &mut Operation<'_>, context: Context) -> Attempt {

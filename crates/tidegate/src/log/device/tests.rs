@@ -10,7 +10,7 @@ use super::*;
 use crate::device::conformance::{self, Model, Promises};
 use crate::device::fault::{Effect, Fault, Rule, When};
 use crate::device::memory::MemoryDevice;
-use crate::device::{IoBuffer, Op, OwnedOperation};
+use crate::device::{IoBuffer, Op, OwnedOperation, WriteFlags};
 use crate::pmem::{Counters, Region, RegionOptions};
 use crate::tier::Tier;
 

@@ -4,7 +4,7 @@ use std::io::IoSlice;
 use std::sync::Arc;
 
 use crate::device::memory::MemoryDevice;
-use crate::device::{BlockDevice, WriteFlags};
+use crate::device::{BlockDeviceExt, WriteFlags};
 use crate::log::device::{Binding, LogDevice, LogDeviceError, LogDeviceOptions};
 use crate::log::engine::LogEngine;
 use crate::log::pool::layout::{

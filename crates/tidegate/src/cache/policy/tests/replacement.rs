@@ -11,7 +11,7 @@ use proptest::{prop_assert, prop_assert_eq, proptest};
 use crate::cache::policy::*;
 use crate::cache::tests::{NO_THREAD, pool, work};
 use crate::cache::{Binding, CacheDevice};
-use crate::device::BlockDevice;
+use crate::device::BlockDeviceExt;
 use crate::device::memory::MemoryDevice;
 use crate::tier::{Tier, list};
 
