@@ -1,8 +1,8 @@
 //! Requests that a device starts and completes later: they own their memory.
 //!
 //! Invariants:
-//! 1. The completion of an [`AsyncRequest`] is called exactly once, on whatever path the request
-//!    ends: one that a device drops, by a bug or a panic, completes with an error.
+//! 1. The completion of an [`AsyncRequest`] is called exactly once, on every path. A request that a
+//!    device drops, by a bug or a panic, completes with an error.
 //! 2. The completion gets the request's memory back.
 //! 3. A completion never blocks: it runs on the thread that completes the requests of a device.
 
@@ -15,7 +15,7 @@ use super::{
     Result, WriteFlags, ZeroFlags,
 };
 
-/// What an asynchronous request asks for: an [`Operation`] with memory of its own.
+/// The operation of an asynchronous request: an [`Operation`] that owns its memory.
 #[derive(Debug)]
 pub enum OwnedOperation {
     /// [`Operation::Read`] into all of `buffer`.
@@ -66,7 +66,7 @@ pub enum OwnedOperation {
 }
 
 impl OwnedOperation {
-    /// Copies `operation`, with what it writes, into memory of its own.
+    /// Copies `operation`, and the data of a write, into memory of its own.
     pub(super) fn like(operation: &Operation<'_>) -> Self {
         match *operation {
             Operation::Read { offset, ref buf } => {
@@ -88,7 +88,8 @@ impl OwnedOperation {
         }
     }
 
-    /// Copies what this has read to `operation`, which it is [like](Self::like).
+    /// Copies the result of a read or a status query to `operation`, from which
+    /// [`like`](Self::like) made this operation.
     pub(super) fn give_back(self, operation: &mut Operation<'_>) {
         match (operation, self) {
             (Operation::Read { buf, .. }, Self::Read { buffer, .. }) => {
@@ -101,7 +102,7 @@ impl OwnedOperation {
         }
     }
 
-    /// The operation over this one's memory.
+    /// Returns the operation over this one's memory.
     pub fn borrow(&mut self) -> Operation<'_> {
         match self {
             Self::Read { offset, buffer } => {
@@ -121,7 +122,7 @@ impl OwnedOperation {
         }
     }
 
-    /// The buffer of a read or a write.
+    /// Returns the buffer of a read or a write.
     pub fn into_buffer(self) -> Option<IoBuffer> {
         match self {
             Self::Read { buffer, .. } | Self::Write { buffer, .. } => Some(buffer),
@@ -141,7 +142,7 @@ pub struct AsyncRequest {
 }
 
 impl AsyncRequest {
-    /// A request whose end `completion` is told, on any thread; it must not block.
+    /// Makes a request. Any thread may call `completion` with the result; it must not block.
     pub fn new(
         operation: OwnedOperation,
         context: Context,
@@ -150,32 +151,33 @@ impl AsyncRequest {
         Self { operation, context, completion: Some(Box::new(completion)) }
     }
 
-    /// The client and the class of the request.
+    /// Returns the client and the class of the request.
     pub fn context(&self) -> Context {
         self.context
     }
 
-    /// What the request asks for, over its own memory.
+    /// Returns the operation over the request's memory.
     pub fn operation(&mut self) -> Operation<'_> {
         self.operation.borrow()
     }
 
-    /// What the request asks for.
+    /// Returns the operation.
     pub fn owned(&self) -> &OwnedOperation {
         &self.operation
     }
 
-    /// Ends the request.
+    /// Ends the request with `result`.
     pub fn complete(mut self, result: Result<()>) {
         self.finish(result);
     }
 
-    /// Runs the request to its end on `device`, on this thread. A device that panics has failed.
+    /// Runs the request to its end on `device`, on this thread. A panic of the device becomes an
+    /// error.
     pub fn run_on<D: BlockDevice + ?Sized>(self, device: &D) {
         self.run_by(|operation| device.run(operation));
     }
 
-    /// Has `run`, which is a device's, run the request on this thread.
+    /// Runs the request on this thread by `run`, a device's function, and completes it.
     pub(super) fn run_by(mut self, run: impl FnOnce(&mut Operation<'_>) -> Result<()>) {
         let ran = catch_unwind(AssertUnwindSafe(|| run(&mut self.operation.borrow())));
         let result = ran.unwrap_or_else(|_| {
@@ -184,7 +186,7 @@ impl AsyncRequest {
         self.complete(result);
     }
 
-    /// Runs the request at once on `device`, or returns it where it would block.
+    /// Runs the request at once on `device`. Returns the request if it would block.
     pub fn attempt_on<D: BlockDevice + ?Sized>(mut self, device: &D) -> Option<Self> {
         match device.attempt(&mut self.operation.borrow(), self.context) {
             Attempt::Done(result) => {
@@ -195,15 +197,15 @@ impl AsyncRequest {
         }
     }
 
-    /// Runs the request at once on `device` if it can, else starts it there.
+    /// Runs the request at once on `device` if that does not block, else starts it there.
     pub fn start_on(self, device: &Arc<dyn BlockDevice>) {
         if let Some(request) = self.attempt_on(&**device) {
             Arc::clone(device).start(request);
         }
     }
 
-    /// The request for the device below that a layer makes of this one. When it ends, `then` gets
-    /// this request, its memory included, and the result.
+    /// Makes the request that a layer sends to the device below. When that ends, `then` gets this
+    /// request, with its memory, and the result.
     #[must_use]
     pub fn forward(mut self, then: impl FnOnce(Self, Result<()>) + Send + 'static) -> Self {
         let operation = replace(&mut self.operation, OwnedOperation::Flush);

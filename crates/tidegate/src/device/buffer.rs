@@ -1,8 +1,8 @@
 //! Memory for the data of requests that outlive their caller's stack.
 //!
 //! The data starts at a multiple of [`BUFFER_ALIGN_BYTES`], so that devices pass it to direct I/O
-//! without a copy. Before it is free space for the header of a protocol's reply, so that header
-//! and data leave in one piece.
+//! without a copy. Free space before the data takes the header of a protocol's reply, so that one
+//! call sends header and data.
 
 use std::fmt;
 
@@ -25,15 +25,16 @@ pub struct IoBuffer {
 }
 
 impl IoBuffer {
-    /// A buffer of `len` zero bytes. Its pages become resident as bytes are stored in them.
+    /// Makes a buffer of `len` zero bytes. Its pages become resident as bytes are stored in them.
     ///
     /// # Panics
-    /// There is not so much memory: [`try_new`](Self::try_new) is for lengths from outside.
+    /// Panics if the system does not have the memory: lengths from outside need
+    /// [`try_new`](Self::try_new).
     pub fn new(len: usize) -> Self {
         Self::try_new(len).unwrap_or_else(|| panic!("{len} bytes of memory cannot be had"))
     }
 
-    /// A buffer of `len` zero bytes; none where the system has not so much memory.
+    /// Makes a buffer of `len` zero bytes. Returns `None` if the system does not have the memory.
     pub fn try_new(len: usize) -> Option<Self> {
         let storage = u8::new_vec_zeroed(len.checked_add(BUFFER_EXTRA_BYTES)?).ok()?;
         let address = storage.as_ptr().addr();
@@ -41,31 +42,31 @@ impl IoBuffer {
         Some(Self { storage, header: data, data, len })
     }
 
-    /// The most data that the buffer can hold, in bytes.
+    /// Returns the most data that the buffer can hold, in bytes.
     pub fn capacity_bytes(&self) -> usize {
         self.storage.len() - self.data
     }
 
-    /// Memory that the buffer takes, in bytes.
+    /// Returns the memory that the buffer takes, in bytes.
     pub fn memory_bytes(&self) -> usize {
         self.storage.len()
     }
 
-    /// Makes the buffer hold `len` bytes, at most its capacity, of any content, without a header.
+    /// Makes the buffer hold `len` bytes of any content, without a header.
     ///
     /// # Panics
-    /// `len` is more than [`capacity_bytes`](Self::capacity_bytes).
+    /// Panics if `len` is more than [`capacity_bytes`](Self::capacity_bytes).
     pub fn reset(&mut self, len: usize) {
         assert!(len <= self.capacity_bytes(), "{len} bytes for a smaller buffer");
         (self.header, self.len) = (self.data, len);
     }
 
-    /// The data.
+    /// Returns the data.
     pub fn data(&self) -> &[u8] {
         &self.storage[self.data..self.data + self.len]
     }
 
-    /// The data, to be changed.
+    /// Returns the data for changes.
     pub fn data_mut(&mut self) -> &mut [u8] {
         &mut self.storage[self.data..self.data + self.len]
     }
@@ -73,14 +74,14 @@ impl IoBuffer {
     /// Puts a header right before the data.
     ///
     /// # Panics
-    /// The header is longer than [`BUFFER_HEADER_BYTES`].
+    /// Panics if the header is longer than [`BUFFER_HEADER_BYTES`].
     pub fn set_header(&mut self, header: &[u8]) {
         assert!(header.len() <= BUFFER_HEADER_BYTES, "a header of {} bytes", header.len());
         self.header = self.data - header.len();
         self.storage[self.header..self.data].copy_from_slice(header);
     }
 
-    /// Header and data.
+    /// Returns header and data.
     pub fn message(&self) -> &[u8] {
         &self.storage[self.header..self.data + self.len]
     }

@@ -1,11 +1,11 @@
-//! What every block device promises, as a test: the invariants of [`device`](super), tried from
+//! Tests that every block device must pass: they try the invariants of [`device`](super) from
 //! outside.
 //!
-//! [`check`] runs all of it on a device of at least [`LEAST_BLOCKS`] blocks and leaves it with
-//! other content; [`check_started`] does so by way of requests that are started. [`Model`] is the
-//! device that cannot fail: a map of blocks to compare with, which knows that after an error each
-//! block of a request is old or new. For tests only (feature `test-support`): everything here
-//! panics on a finding.
+//! [`check`] runs all tests on a device of at least [`LEAST_BLOCKS`] blocks, and leaves other
+//! content in it; [`check_started`] runs them by requests that are started. [`Model`] is a device
+//! that cannot fail: a map of blocks to compare with, which knows that after an error each block of
+//! a request is old or new. For tests only (feature `test-support`): everything here panics on a
+//! finding.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -19,10 +19,10 @@ use super::{
 /// The least number of blocks of a device under [`check`].
 pub const LEAST_BLOCKS: u64 = 64;
 
-/// What a device promises beyond its geometry.
+/// The promises of a device beyond its geometry.
 #[derive(Debug, Clone, Copy)]
 pub struct Promises {
-    /// A read returns what was written: every device but the null device.
+    /// A read returns the written data: true of every device but the null device.
     pub keeps_data: bool,
     /// Writers and readers of one block at the same time see it whole. Expected anyway of a device
     /// whose geometry says [`atomic_block`](super::Geometry::atomic_block).
@@ -35,7 +35,7 @@ impl Default for Promises {
     }
 }
 
-/// Tries all that a writable device promises.
+/// Tests every promise of a writable device.
 ///
 /// # Panics
 /// Where the device does not keep an invariant.
@@ -61,7 +61,7 @@ pub fn check(device: &dyn BlockDevice, promises: Promises) {
     }
 }
 
-/// [`check`] by way of [`BlockDevice::start`], and of [`BlockDevice::attempt`] before it.
+/// Runs [`check`] by [`BlockDevice::start`], and again with [`BlockDevice::attempt`] before it.
 ///
 /// # Panics
 /// Where the device does not keep an invariant.
@@ -72,8 +72,8 @@ pub fn check_started(device: &Arc<dyn BlockDevice>, promises: Promises) {
     started_together(device, promises);
 }
 
-/// Panics unless the work of a request that is started on `layer`, over a device at the speed of
-/// memory, is done on another thread: a caller that goes on receiving meanwhile counts on that.
+/// Checks that a request started on `layer` runs on another thread, though the device below is as
+/// fast as memory. Callers go on receiving meanwhile and rely on that.
 #[cfg(test)]
 pub(crate) fn check_work_is_elsewhere(layer: &Arc<dyn BlockDevice>) {
     let (told, done_by) = channel();
@@ -90,10 +90,10 @@ pub(crate) fn check_work_is_elsewhere(layer: &Arc<dyn BlockDevice>) {
     assert_ne!(done_by, std::thread::current().id(), "the caller did the work");
 }
 
-/// A device whose every request is started on the one below, and waited for.
+/// A device that starts every request on the device below and waits for its end.
 struct Started {
     device: Arc<dyn BlockDevice>,
-    /// Requests are tried at once before.
+    /// Whether each request is first tried at once.
     attempts: bool,
 }
 
@@ -124,7 +124,8 @@ impl BlockDevice for Started {
     }
 }
 
-/// Many writes in flight at once, then a flush and many reads: each completes once, with its data.
+/// Checks that many writes in flight, then flushes and many reads, complete once each and with
+/// their data.
 fn started_together(device: &Arc<dyn BlockDevice>, promises: Promises) {
     let block = u64::from(device.geometry().block_bytes);
     let run = |operations: Vec<OwnedOperation>| -> Vec<OwnedOperation> {
@@ -162,10 +163,10 @@ fn started_together(device: &Arc<dyn BlockDevice>, promises: Promises) {
     }
 }
 
-/// Tries that a read-only device reads and refuses every change.
+/// Checks that a read-only device reads and refuses every change.
 ///
 /// # Panics
-/// Where it does not.
+/// Panics if the device fails a read or accepts a change.
 pub fn check_read_only(device: &dyn BlockDevice) {
     assert!(device.geometry().read_only);
     let block = u64::from(device.geometry().block_bytes);
@@ -265,7 +266,7 @@ fn reads_what_was_written(device: &dyn BlockDevice) {
     }
 }
 
-/// Buffers at odd addresses: a device with needs of its own copies.
+/// Checks buffers at odd addresses, which a device that needs aligned memory has to copy.
 fn unaligned_memory(device: &dyn BlockDevice) {
     let block = device.geometry().block_bytes as usize;
     for shift in [1, 8, 513] {
@@ -370,7 +371,7 @@ fn writers_side_by_side(device: &dyn BlockDevice) {
     }
 }
 
-/// Many writers and readers of one block: whenever it is read, it is what one of them wrote, whole.
+/// Checks that readers of a block always find the data of one of its concurrent writers, whole.
 fn one_block_many_threads(device: &dyn BlockDevice) {
     const WRITERS: u64 = 3;
     let choices: Vec<_> = (0..WRITERS).map(|writer| block_of(device, 7000 + writer)).collect();
@@ -412,7 +413,7 @@ fn filled(device: &dyn BlockDevice, blocks: usize, seed: u64) -> Vec<u8> {
     data
 }
 
-/// Fills `data` with bytes that depend on `seed` and offset; no eight of them are zero.
+/// Fills `data` with bytes that depend on `seed` and offset; no eight bytes in a row are zero.
 pub fn fill(data: &mut [u8], seed: u64) {
     for (index, word) in (0u64..).zip(data.chunks_mut(8)) {
         let mixed = (seed ^ (index << 32)).wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1;
@@ -424,17 +425,16 @@ fn to_usize(value: u64) -> usize {
     usize::try_from(value).expect("the suite uses small sizes")
 }
 
-/// A map of blocks that says what a device may hold: one content a block, or several after an
-/// error.
+/// The possible contents of each block of a device: one, or several after an error.
 #[derive(Debug)]
 pub struct Model {
     block_bytes: usize,
-    /// What each block may hold, by index; a block that is not here holds zeroes.
+    /// The possible contents by index of the block; a block without an entry holds zeroes.
     blocks: BTreeMap<u64, Vec<Vec<u8>>>,
 }
 
 impl Model {
-    /// The model of a device full of zeroes.
+    /// Makes the model of a device full of zeroes.
     pub fn of(device: &dyn BlockDevice) -> Self {
         Self { block_bytes: device.geometry().block_bytes as usize, blocks: BTreeMap::new() }
     }

@@ -1,10 +1,9 @@
-//! A layer that makes a device slow: the stand-in for disks and networks.
+//! A layer that makes a device as slow as a disk or a network.
 //!
-//! Each request takes at least its delay, a fixed part and a part for each byte, from its start to
-//! its end: what the device below takes counts towards it. The requests of a batch wait together,
-//! as in a device with a queue, and so do those that are started. The wait is honest about CPU
-//! time: all but its last 80 µs are spent parked, as a thread waits for a disk; the rest is spun,
-//! because waking up takes longer than that.
+//! Each request takes at least its delay, a fixed part and a part for each byte. The time of the
+//! device below counts towards the delay. The requests of a batch wait together, as in a device
+//! with a queue, and so do started requests. The waiting thread is parked, as for a disk, until the
+//! last 80 µs; it spins for those, because waking up takes longer.
 
 #![expect(
     clippy::disallowed_methods,
@@ -17,26 +16,26 @@ use std::time::{Duration, Instant};
 use super::timer::{SPIN, Timer};
 use super::{AsyncRequest, BlockDevice, Geometry, Operation, Request, Result};
 
-/// What requests cost.
+/// Delays of requests, by kind.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Delays {
     /// Each read.
     pub read_ns: u64,
     /// Each write, discard and zeroing.
     pub write_ns: u64,
-    /// Each flush; a forced write costs this too.
+    /// Each flush; added to each forced write.
     pub flush_ns: u64,
     /// Each byte read or written, in picoseconds: 1000 is 1 GB/s.
     pub byte_ps: u64,
 }
 
 impl Delays {
-    /// `request_ns` nanoseconds for each read, write and flush, and nothing for their bytes.
+    /// Returns delays of `request_ns` nanoseconds for each request, and nothing for its bytes.
     pub const fn of_each(request_ns: u64) -> Self {
         Self { read_ns: request_ns, write_ns: request_ns, flush_ns: request_ns, byte_ps: 0 }
     }
 
-    /// What `operation` takes.
+    /// Returns the delay of `operation`.
     pub fn of(&self, operation: &Operation<'_>) -> Duration {
         let forced = |fua: bool| if fua { self.flush_ns } else { 0 };
         let bytes = |len: usize| (len as u64).saturating_mul(self.byte_ps) / 1000;
@@ -52,7 +51,7 @@ impl Delays {
         })
     }
 
-    /// What a batch takes: its slowest request, but each byte for itself.
+    /// Returns the delay of a batch: its slowest request, plus the time of all its bytes.
     fn of_batch(&self, batch: &[Request<'_>]) -> Duration {
         let fixed = Self { byte_ps: 0, ..*self };
         let all = |delays: Self| batch.iter().map(move |it| delays.of(it.operation()));
@@ -70,13 +69,13 @@ pub struct Delay {
 }
 
 impl Delay {
-    /// Makes `inner` as slow as `delays` say.
+    /// Wraps `inner` and makes it as slow as `delays` say.
     pub fn new(inner: Arc<dyn BlockDevice>, delays: Delays) -> Self {
         Self { inner, delays, timer: Timer::default() }
     }
 }
 
-/// Waits until `end`; `None` is further than the clock goes.
+/// Waits until `end`; forever if `end` is `None`, a time beyond the clock.
 fn wait_until(end: Option<Instant>) {
     loop {
         let now = Instant::now();

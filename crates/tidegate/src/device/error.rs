@@ -1,10 +1,10 @@
-//! Errors of block devices: few kinds to match, a context to act on.
+//! Errors of block devices: a few kinds to match, and a context for the operator.
 
 use rustix::io::Errno;
 
 use crate::pmem::PmemError;
 
-/// What kind of failure it was.
+/// The kind of a failure.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum DeviceErrorKind {
@@ -46,12 +46,12 @@ pub struct DeviceError {
 }
 
 impl DeviceError {
-    /// An error of `kind` whose `context` names the object, what was found and what was expected.
+    /// Makes an error. `context` names the object, the finding and the expectation.
     pub fn new(kind: DeviceErrorKind, context: impl Into<String>) -> Self {
         Self { kind, context: context.into(), source: None }
     }
 
-    /// An error of `kind` with the error below that caused it.
+    /// Makes an error with the error below that caused it.
     pub fn with_source(
         kind: DeviceErrorKind,
         context: impl Into<String>,
@@ -60,18 +60,18 @@ impl DeviceError {
         Self { kind, context: context.into(), source: Some(source.into()) }
     }
 
-    /// What kind of failure it was.
+    /// Returns the kind of the failure.
     pub fn kind(&self) -> DeviceErrorKind {
         self.kind
     }
 
-    /// The message, and those of what caused it.
+    /// Returns the message followed by the messages of all causes.
     pub(crate) fn with_causes(&self) -> String {
         with_causes(self)
     }
 
-    /// The operating system refused: `context` says what was tried on what, the kind and the number
-    /// follow `errno`.
+    /// Makes an error of a system call. `context` names the action and its object; kind and number
+    /// come from `errno`.
     pub fn os(context: impl std::fmt::Display, errno: Errno) -> Self {
         Self::with_source(
             DeviceErrorKind::from(errno),
@@ -80,7 +80,7 @@ impl DeviceError {
         )
     }
 
-    /// The request would change a read-only device.
+    /// Makes the error of a request that would change a read-only device.
     pub fn read_only(offset: u64, len: u64) -> Self {
         let context = format!(
             "request to change {len} bytes at offset {offset} of a device opened read-only"
@@ -88,14 +88,14 @@ impl DeviceError {
         Self::new(DeviceErrorKind::ReadOnly, context)
     }
 
-    /// Zeroes that were to be fast would have to be written.
+    /// Makes the error of fast zeroes that the device would have to write as data.
     pub fn not_fast(offset: u64, len: u64) -> Self {
         let context =
             format!("{len} bytes at offset {offset} cannot be zeroed without writing zeroes");
         Self::new(DeviceErrorKind::Unsupported, context)
     }
 
-    /// The request is not made of whole blocks.
+    /// Makes the error of a request that is not made of whole blocks.
     pub fn misaligned(offset: u64, len: u64, block_bytes: u32) -> Self {
         let context = format!(
             "request of {len} bytes at offset {offset} is not made of whole blocks of {block_bytes} bytes"
@@ -103,7 +103,7 @@ impl DeviceError {
         Self::new(DeviceErrorKind::Misaligned, context)
     }
 
-    /// The request passes the end of the device.
+    /// Makes the error of a request that passes the end of the device.
     pub fn out_of_range(offset: u64, len: u64, size_bytes: u64) -> Self {
         let context = format!(
             "request of {len} bytes at offset {offset} passes the end of a device of {size_bytes} bytes"
@@ -112,7 +112,7 @@ impl DeviceError {
     }
 }
 
-/// The message of an error, and those of what caused it.
+/// Returns the message of `error` followed by the messages of all causes.
 pub(super) fn with_causes(error: &(dyn std::error::Error + 'static)) -> String {
     let causes = std::iter::successors(Some(error), |&error| error.source());
     causes.map(ToString::to_string).collect::<Vec<_>>().join(": ")

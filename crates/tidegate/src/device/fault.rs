@@ -1,8 +1,7 @@
-//! A layer that fails on purpose, by script or by chance: the stand-in for broken disks and
-//! networks.
+//! A layer that injects failures, by script or by chance, as broken disks and networks would.
 //!
 //! [`Rule`]s say which requests fail, when and how; for each request the first rule that fires
-//! decides. Chance comes from a seed, so that a run of one thread repeats exactly. Whatever fails
+//! decides. Chance comes from a seed, so that a run of one thread repeats exactly. Every failure
 //! keeps invariant 2 of [`device`](super): a block is old or new, never torn.
 
 use std::ops::Range;
@@ -17,18 +16,18 @@ use super::{
 /// Which requests fail, when, and how.
 #[derive(Debug, Clone)]
 pub struct Rule {
-    /// Kinds of request that the rule is about; none means all.
+    /// Kinds of requests under the rule; all if empty.
     pub ops: Vec<Op>,
     /// Bytes that a request must touch; a flush touches all.
     pub range: Range<u64>,
-    /// Which of those requests.
+    /// Which of the matching requests.
     pub when: When,
-    /// What happens to them.
+    /// The effect on them.
     pub effect: Effect,
 }
 
 impl Rule {
-    /// A rule about requests of these kinds (none: all) anywhere.
+    /// Makes a rule about requests of the given kinds (all if empty) anywhere on the device.
     pub fn new(ops: &[Op], when: When, effect: Effect) -> Self {
         Self { ops: ops.to_vec(), range: 0..u64::MAX, when, effect }
     }
@@ -40,7 +39,7 @@ impl Rule {
     }
 }
 
-/// Which of the requests that a rule is about.
+/// Which of the requests under a rule fail.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum When {
     /// Each.
@@ -53,25 +52,25 @@ pub enum When {
     Chance(u32),
 }
 
-/// What happens to a request.
+/// The effect of a rule on a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Effect {
     /// It fails and changes nothing.
     Fail(DeviceErrorKind),
-    /// Its first blocks are done, then it fails.
+    /// The first blocks are done, then the request fails.
     Short {
-        /// Blocks that are done, or all there are if fewer.
+        /// Number of blocks that are done; all if the request has fewer.
         blocks: u64,
         /// The error.
         kind: DeviceErrorKind,
     },
-    /// It waits for [`Fault::release`], then goes on as if nothing had been.
+    /// It waits for [`Fault::release`], then runs normally.
     Hang,
-    /// It fails, and so does every request from now on: the device is gone.
+    /// It fails, and so does every later request: the device is gone.
     Disappear,
 }
 
-/// What becomes of a request.
+/// The decision about one request.
 enum Fate {
     Runs,
     Fails(DeviceError),
@@ -81,18 +80,18 @@ enum Fate {
 
 #[derive(Default)]
 struct State {
-    /// The rules, and how many requests each has been about.
+    /// The rules, each with the number of requests that matched it.
     rules: Vec<(Rule, u64)>,
     random: u64,
     gone: bool,
     injected: u64,
     hung: usize,
-    /// Requests that were started and hang.
+    /// Started requests that hang.
     held: Vec<AsyncRequest>,
     releases: u64,
 }
 
-/// A device that fails on purpose, over another.
+/// A layer over a device that injects failures.
 pub struct Fault {
     inner: Arc<dyn BlockDevice>,
     state: Mutex<State>,
@@ -100,25 +99,25 @@ pub struct Fault {
 }
 
 impl Fault {
-    /// A layer without rules yet; `seed` decides all chances.
+    /// Makes a layer without rules; `seed` decides all chances.
     pub fn new(inner: Arc<dyn BlockDevice>, seed: u64) -> Self {
         let state = State { random: seed, ..State::default() };
         Self { inner, state: Mutex::new(state), changed: Condvar::new() }
     }
 
-    /// Adds a rule after those that are there; it counts requests from now on.
+    /// Adds a rule after the existing ones; it counts requests from now on.
     pub fn add(&self, rule: Rule) {
         self.state.lock().rules.push((rule, 0));
     }
 
-    /// Forgets all rules and brings a device that disappeared back.
+    /// Removes all rules, and ends the disappearance of the device.
     pub fn heal(&self) {
         let mut state = self.state.lock();
         state.rules.clear();
         state.gone = false;
     }
 
-    /// Lets every request go on that hangs now.
+    /// Resumes every request that hangs now.
     pub fn release(&self) {
         let mut state = self.state.lock();
         state.releases += 1;
@@ -139,12 +138,12 @@ impl Fault {
         }
     }
 
-    /// Requests that a rule has hit so far, or that came after the device was gone.
+    /// Counts the requests that a rule has hit so far, or that came after the device was gone.
     pub fn injected(&self) -> u64 {
         self.state.lock().injected
     }
 
-    /// What becomes of a request.
+    /// Decides about a request.
     fn decide(&self, operation: &Operation<'_>) -> Fate {
         let (op, (offset, len)) = (Op::of(operation), operation.range());
         match self.state.lock().decide(op, offset, len) {
@@ -158,7 +157,7 @@ impl Fault {
         }
     }
 
-    /// Runs the first blocks of an operation, which fails then.
+    /// Runs the first blocks of an operation, then fails it with `error`.
     fn run_short(
         &self,
         operation: &mut Operation<'_>,
@@ -218,7 +217,7 @@ impl State {
     }
 }
 
-/// `SplitMix64` (Steele, Lea, Flood 2014): small, seeded, good enough to choose failures.
+/// Steps `SplitMix64` (Steele, Lea, Flood 2014): small, seeded, good enough to choose failures.
 fn next_random(state: &mut u64) -> u64 {
     *state = state.wrapping_add(0x9E37_79B9_7F4A_7C15);
     let mixed = (*state ^ (*state >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
@@ -237,7 +236,7 @@ fn gone(op: Op, offset: u64, len: u64) -> DeviceError {
     DeviceError::new(DeviceErrorKind::Io, context)
 }
 
-/// Leaves `most` bytes of an operation, or all that it has.
+/// Shortens an operation to at most `most` bytes.
 fn shorten(operation: &mut Operation<'_>, most: u64) {
     let part = |len: usize| usize::try_from(most).unwrap_or(usize::MAX).min(len);
     match operation {

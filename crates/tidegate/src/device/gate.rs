@@ -1,17 +1,17 @@
 //! A layer that can hold changes back for an instant. The content of that instant can be copied
-//! while changes go on: what a change would replace is saved first.
+//! while changes go on: a change waits until the old content of its range is saved.
 //!
 //! Invariants:
-//! 1. While a [`Held`] lives, no change is at the device below: not one that was begun before, nor
-//!    one that came since.
+//! 1. While a [`Held`] lives, no change is at the device below, whether it began before or after.
 //! 2. While a [`Moment`] is kept, no change of a unit that it has not saved is at the device below.
-//! 3. A change that came meanwhile runs when the last [`Held`] is gone and its units are saved, or
-//!    their moments have ended; none is lost or refused.
-//! 4. Changes that nobody holds back share no cache line, but for that of a word that is read.
+//! 3. A change held back runs when the last [`Held`] is dropped and its units are saved or their
+//!    moments have ended. No change is lost or refused.
+//! 4. Changes on different shards share no written cache line unless changes are held back; they
+//!    all read the word.
 //!
-//! A change enters by adding itself to its shard and then looking at the word; a holder sets the
-//! word and then waits for every shard to be empty. Of the two, at least one sees the other. A
-//! moment is kept while changes are held back, so a change that enters later sees it.
+//! A change enters by adding itself to its shard and then reading the word; a holder sets the word
+//! and then waits for every shard to be empty. At least one of the two sees the other. A moment is
+//! kept while changes are held back, so a change that enters later sees it.
 
 #![expect(clippy::disallowed_methods, reason = "a wait that is too long is seen by the real clock")]
 
@@ -30,7 +30,7 @@ use super::{
 };
 
 const SHARDS: usize = 16;
-/// Bits of the word that changes look at: changes are held back, and a moment is kept.
+/// Bits of the word that changes read: changes are held back, and a moment is kept.
 const CLOSED: u32 = 1;
 const KEPT: u32 = 2;
 
@@ -38,7 +38,7 @@ const KEPT: u32 = 2;
 pub struct Gate {
     inner: Arc<dyn BlockDevice>,
     word: AtomicU32,
-    /// Changes that are at the device below.
+    /// Number of changes at the device below, by shard.
     changes: [CachePadded<AtomicUsize>; SHARDS],
     waiting: Mutex<Waiting>,
     changed: Condvar,
@@ -63,7 +63,7 @@ enum Obstacle {
 }
 
 impl Gate {
-    /// An open gate before `inner`.
+    /// Makes an open gate before `inner`.
     pub fn new(inner: Arc<dyn BlockDevice>) -> Self {
         let changes = std::array::from_fn(|_| CachePadded::new(AtomicUsize::new(0)));
         let (waiting, changed) = (Mutex::default(), Condvar::new());
@@ -71,13 +71,13 @@ impl Gate {
         Self { inner, word: AtomicU32::new(0), changes, waiting, changed, moments }
     }
 
-    /// The device below: what is asked of it passes the gate by.
+    /// Returns the device below. Requests to it bypass the gate.
     pub fn below(&self) -> &Arc<dyn BlockDevice> {
         &self.inner
     }
 
-    /// Holds changes back from now on, and waits until those that were begun have ended, for
-    /// `timeout` at most. None: some have not ended, and changes go on.
+    /// Holds changes back from now on, and waits at most `timeout` for the running ones to end.
+    /// Returns `None` if some have not ended; changes go on then.
     #[must_use]
     pub fn hold(self: &Arc<Self>, timeout: Duration) -> Option<Held> {
         let until = Instant::now() + timeout;
@@ -93,12 +93,12 @@ impl Gate {
         (!is_late).then_some(held)
     }
 
-    /// Reports a range of `moment`, which was claimed, as saved.
+    /// Reports a claimed range of `moment` as saved, and starts the changes that waited for it.
     pub fn saved(self: &Arc<Self>, moment: &Moment, range: &Range<u64>) {
         self.start_all(moment.saved(range));
     }
 
-    /// Ends the copy of `moment`, whole or not: no change waits for it any more.
+    /// Ends the copy of `moment`, complete or not, and starts the changes that waited for it.
     pub fn end(self: &Arc<Self>, moment: &Arc<Moment>) {
         let mut moments = self.moments.write();
         moments.retain(|it| !Arc::ptr_eq(it, moment));
@@ -115,7 +115,7 @@ impl Gate {
         }
     }
 
-    /// Begins a change of `ranges`, unless something is in its way.
+    /// Begins a change of `ranges`, unless it has to wait.
     fn enter(&self, shard: usize, ranges: &[Range<u64>]) -> std::result::Result<(), Obstacle> {
         self.changes[shard].fetch_add(1, Ordering::SeqCst);
         let word = self.word.load(Ordering::SeqCst);
@@ -137,17 +137,17 @@ impl Gate {
         })
     }
 
-    /// A change has ended.
+    /// Ends a change, and wakes a holder that waits for it.
     fn leave(&self, shard: usize) {
         self.changes[shard].fetch_sub(1, Ordering::SeqCst);
         if self.word.load(Ordering::SeqCst) & CLOSED != 0 {
-            // A holder that saw the change waits by now, or has not yet looked.
+            // The lock makes sure that a holder that saw the change already waits.
             drop(self.waiting.lock());
             self.changed.notify_all();
         }
     }
 
-    /// Runs `change` of `ranges` as soon as nothing is in its way.
+    /// Runs `change` of `ranges` as soon as nothing holds it back.
     fn change<R>(&self, shard: usize, ranges: &[Range<u64>], change: impl FnOnce() -> R) -> R {
         loop {
             match self.enter(shard, ranges) {
@@ -166,7 +166,7 @@ impl Gate {
         change()
     }
 
-    /// Starts a change that has entered.
+    /// Starts a change that has entered; its end leaves the gate.
     fn start_entered(self: &Arc<Self>, request: AsyncRequest, shard: usize) {
         let gate = Arc::clone(self);
         let below = request.forward(move |request, result| {
@@ -177,7 +177,7 @@ impl Gate {
     }
 }
 
-/// Ends a change, also where it panics.
+/// Ends a change when dropped, even by a panic.
 struct Leaves<'a>(&'a Gate, usize);
 
 impl Drop for Leaves<'_> {
@@ -187,8 +187,8 @@ impl Drop for Leaves<'_> {
 }
 
 impl Held {
-    /// Keeps the present content as `moment`: from now on a change waits until what it replaces is
-    /// saved.
+    /// Keeps the present content as `moment`: from now on a change waits until the old content of
+    /// its range is saved.
     pub fn keep(&self, moment: Arc<Moment>) {
         let mut moments = self.0.moments.write();
         moments.push(moment);
@@ -212,7 +212,8 @@ impl Drop for Held {
     }
 }
 
-/// The bytes that `operation` changes, none for a flush; None where it is no change.
+/// Returns the bytes that `operation` changes, an empty range for a flush, and `None` if it changes
+/// nothing.
 fn change_of(operation: &Operation<'_>) -> Option<Range<u64>> {
     match Op::of(operation) {
         Op::Read | Op::Status => None,

@@ -1,11 +1,11 @@
 //! A device in ordinary memory.
 //!
 //! Invariants:
-//! 1. The device is cut into chunks of 64 KiB, each under a lock of its own: requests to different
-//!    chunks never wait for each other, and a block, which never crosses a chunk, is read whole and
-//!    written whole.
-//! 2. A chunk without memory reads as zeroes; the first write gives it memory, discarding all of it
-//!    takes that away.
+//! 1. The device consists of chunks of 64 KiB, each under its own lock. Requests to different
+//!    chunks never wait for each other. A block never crosses a chunk, so it is read and written
+//!    whole.
+//! 2. A chunk without memory reads as zeroes. The first write allocates its memory; a discard of
+//!    the whole chunk frees it.
 
 use parking_lot::RwLock;
 
@@ -23,13 +23,13 @@ pub struct MemoryDevice {
 }
 
 impl MemoryDevice {
-    /// A device of `blocks` zero blocks of `block_bytes` bytes; memory is taken as blocks are
-    /// written.
+    /// Makes a device of `blocks` zero blocks of `block_bytes` bytes. It allocates memory as blocks
+    /// are written.
     ///
     /// # Errors
-    /// [`Unsupported`](super::DeviceErrorKind::Unsupported) where `block_bytes` is no power of two
-    /// from 512 to 4096, or the size does not fit 64 bits;
-    /// [`NoSpace`](super::DeviceErrorKind::NoSpace) where not even the table of chunks fits into
+    /// Fails as [`Unsupported`](super::DeviceErrorKind::Unsupported) if `block_bytes` is no power
+    /// of two from 512 to 4096, or the size does not fit 64 bits; as
+    /// [`NoSpace`](super::DeviceErrorKind::NoSpace) if not even the table of chunks fits into
     /// memory.
     pub fn new(block_bytes: u32, blocks: u64) -> Result<Self> {
         let geometry = Geometry::in_memory(block_bytes, blocks)?;
@@ -47,8 +47,8 @@ impl MemoryDevice {
         Ok(Self { geometry, chunks })
     }
 
-    /// Calls `each` with every chunk that the range meets, in order: the chunk, the bytes of it
-    /// that belong to the range, and where in the request those bytes are.
+    /// Calls `each` with every chunk of the range, in order: the chunk, the range within the chunk,
+    /// and the range within the request.
     fn for_chunks(&self, offset: u64, len: u64, mut each: impl FnMut(&Chunk, Span, Span)) {
         let mut done = 0;
         while done < len {
@@ -90,7 +90,7 @@ impl MemoryDevice {
         });
     }
 
-    /// Chunks with memory and without, as extents.
+    /// Returns chunks with and without memory as extents.
     fn extents(&self, offset: u64, len: u64) -> Vec<Extent> {
         let mut extents: Vec<Extent> = Vec::new();
         self.for_chunks(offset, len, |chunk, inside, outside| {
@@ -116,7 +116,7 @@ fn span(start: u64, len: u64) -> Span {
     to_usize(start)..to_usize(start + len)
 }
 
-/// Offsets into memory that is there: they fit.
+/// Converts an offset into existing memory, which always fits.
 fn to_usize(value: u64) -> usize {
     usize::try_from(value).expect("the chunks are in memory, so offsets into them fit")
 }

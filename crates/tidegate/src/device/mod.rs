@@ -1,9 +1,9 @@
 //! Block devices: the one trait that every tier, front end and layer shares.
 //!
 //! Invariants of [`BlockDevice`]:
-//! 1. Offsets and lengths are bytes and whole blocks of [`Geometry::block_bytes`]; anything else is
-//!    refused with [`DeviceErrorKind::Misaligned`] or [`DeviceErrorKind::OutOfRange`] before any
-//!    block changes.
+//! 1. Offsets and lengths are bytes and whole blocks of [`Geometry::block_bytes`]; the device
+//!    refuses others with [`DeviceErrorKind::Misaligned`] or [`DeviceErrorKind::OutOfRange`] before
+//!    any block changes.
 //! 2. Each block is written all or not at all ([`Geometry::atomic_block`] says whether a crash
 //!    keeps this).
 //! 3. A read returns, block by block, the last acknowledged write.
@@ -12,14 +12,14 @@
 //! 5. All methods may be called from any number of threads at once.
 //!
 //! Devices: [`memory`] and [`null`](mod@null) in memory, [`file`](mod@file) over a file or a block
-//! device, [`nbd`] over a server's export. Layers, each a device over another: [`fault`] fails on
-//! purpose, [`delay`] is slow on purpose, [`watch`] says when the device below fails, and [`gate`]
-//! can hold changes back, and keep the content of one instant (a [`moment`]) for a copy.
+//! device, [`nbd`] over a server's export. Layers, each a device over another: [`fault`] injects
+//! failures, [`delay`] slows down, [`watch`] reports failures of the device below, and [`gate`] can
+//! hold changes back, and keep the content of one instant (a [`moment`]) for a copy.
 //!
-//! A server asks for a request in two steps, as the fast path of Open CAS does
-//! (ocf `src/engine/engine_fast.c`): [`BlockDevice::attempt`] runs it on the server's thread if it
-//! has to wait for nothing slower than memory; else [`BlockDevice::start`] starts it and tells its
-//! end to the [`AsyncRequest`]'s completion. Callers with nothing else to do block in
+//! A server handles a request in two steps, as the fast path of Open CAS does (ocf
+//! `src/engine/engine_fast.c`): [`BlockDevice::attempt`] runs it on the server's thread if it waits
+//! for nothing slower than memory; else [`BlockDevice::start`] starts it, and the
+//! [`AsyncRequest`]'s completion gets the result. Callers with nothing else to do block in
 //! [`BlockDevice::run`], by the calls of [`BlockDeviceExt`], and in [`BlockDevice::submit`] for
 //! many requests at once.
 
@@ -60,8 +60,8 @@ pub type Result<T> = std::result::Result<T, DeviceError>;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[allow(clippy::struct_excessive_bools)]
 pub struct Geometry {
-    /// Size of a block in bytes: every offset and length is a multiple of it. A power of two, 512
-    /// to 4096.
+    /// Size of a block in bytes, a power of two from 512 to 4096. Every offset and length is a
+    /// multiple.
     pub block_bytes: u32,
     /// Number of blocks.
     pub blocks: u64,
@@ -73,15 +73,15 @@ pub struct Geometry {
     pub atomic_block: bool,
     /// Acknowledged writes wait in volatile memory until the next flush or FUA.
     pub volatile_cache: bool,
-    /// [`Operation::WriteZeroes`] is faster than writing zeroes. Where it is not,
-    /// [`ZeroFlags::fast_only`] always fails.
+    /// [`Operation::WriteZeroes`] is faster than writing zeroes. If false, [`ZeroFlags::fast_only`]
+    /// always fails.
     pub fast_zero: bool,
-    /// What is written can be read again: only devices for measurements lose it.
+    /// Reads return the written data. False only for devices for measurements, which discard it.
     pub keeps_data: bool,
 }
 
 impl Geometry {
-    /// The geometry of a device that lives in memory, without a promise about crashes.
+    /// Returns the geometry of a device in memory, without promises about crashes.
     fn in_memory(block_bytes: u32, blocks: u64) -> Result<Self> {
         check_block_bytes(block_bytes)?;
         if blocks.checked_mul(u64::from(block_bytes)).is_none() {
@@ -93,7 +93,7 @@ impl Geometry {
         Ok(Self::plain(block_bytes, blocks))
     }
 
-    /// The geometry of a device that can be written and promises nothing but what all do.
+    /// Returns the geometry of a writable device with only the promises that all devices make.
     pub(crate) fn plain(block_bytes: u32, blocks: u64) -> Self {
         Self {
             block_bytes,
@@ -107,7 +107,7 @@ impl Geometry {
         }
     }
 
-    /// Size of the device in bytes.
+    /// Returns the size of the device in bytes.
     pub fn size_bytes(&self) -> u64 {
         self.blocks * u64::from(self.block_bytes)
     }
@@ -115,7 +115,7 @@ impl Geometry {
     /// Checks that `len` bytes at `offset` are whole blocks inside the device.
     ///
     /// # Errors
-    /// [`DeviceErrorKind::Misaligned`] or [`DeviceErrorKind::OutOfRange`].
+    /// Fails as [`DeviceErrorKind::Misaligned`] or [`DeviceErrorKind::OutOfRange`] if they are not.
     pub fn check(&self, offset: u64, len: u64) -> Result<()> {
         let block_bytes = u64::from(self.block_bytes);
         if !offset.is_multiple_of(block_bytes) || !len.is_multiple_of(block_bytes) {
@@ -127,10 +127,11 @@ impl Geometry {
         }
     }
 
-    /// [`check`](Self::check) for a request that changes blocks.
+    /// Checks the range of a request that changes blocks.
     ///
     /// # Errors
-    /// As for [`check`](Self::check), and [`DeviceErrorKind::ReadOnly`].
+    /// Fails as [`check`](Self::check) does, and as [`DeviceErrorKind::ReadOnly`] if the device is
+    /// read-only.
     pub fn check_write(&self, offset: u64, len: u64) -> Result<()> {
         if self.read_only {
             return Err(DeviceError::read_only(offset, len));
@@ -138,12 +139,12 @@ impl Geometry {
         self.check(offset, len)
     }
 
-    /// Checks the range of an operation, that it may change blocks where it does, and that fast
-    /// zeroes are asked of a device that has them.
+    /// Checks the range of an operation, that the device is writable if the operation changes
+    /// blocks, and that the device has fast zeroes if the operation requires them.
     ///
     /// # Errors
-    /// As for [`check_write`](Self::check_write), and [`DeviceErrorKind::Unsupported`] for fast
-    /// zeroes where the device has none.
+    /// Fails as [`check`](Self::check) or [`check_write`](Self::check_write) does, and as
+    /// [`DeviceErrorKind::Unsupported`] if the device lacks the required fast zeroes.
     pub fn check_operation(&self, operation: &Operation<'_>) -> Result<()> {
         let (offset, len) = operation.range();
         match operation {
@@ -154,7 +155,7 @@ impl Geometry {
         }
     }
 
-    /// [`check_write`](Self::check_write) for zeroes.
+    /// Checks a request that writes zeroes: range, writability and fast zeroes.
     pub(crate) fn check_zeroes(&self, offset: u64, len: u64, flags: ZeroFlags) -> Result<()> {
         self.check_write(offset, len)?;
         if flags.fast_only && !self.fast_zero {
@@ -175,32 +176,32 @@ fn check_block_bytes(block_bytes: u32) -> Result<()> {
     ))
 }
 
-/// `block_bytes` is a power of two from 512 to 4096.
+/// Returns whether `block_bytes` is a power of two from 512 to 4096.
 pub(crate) fn is_block_bytes(block_bytes: u32) -> bool {
     block_bytes.is_power_of_two() && (512..=4096).contains(&block_bytes)
 }
 
-/// How a write is to be done.
+/// Options of a write.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct WriteFlags {
     /// Force unit access: durable when acknowledged.
     pub fua: bool,
 }
 
-/// How zeroes are to be written.
+/// Options of a request that writes zeroes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct ZeroFlags {
     /// Force unit access: durable when acknowledged.
     pub fua: bool,
-    /// The space may be given back (a hole); otherwise it stays allocated where the device knows
-    /// the difference.
+    /// The device may free the space (a hole); otherwise the space stays allocated, on devices that
+    /// distinguish.
     pub may_unmap: bool,
     /// Fail with [`DeviceErrorKind::Unsupported`] rather than write zeroes slowly.
     pub fast_only: bool,
 }
 
 impl ZeroFlags {
-    /// Those of zeroes that stand for a discard.
+    /// The flags of zeroes that replace a discard.
     pub(crate) const DISCARD: Self = Self { fua: false, may_unmap: true, fast_only: false };
 }
 
@@ -218,22 +219,22 @@ pub struct Extent {
 }
 
 impl Extent {
-    /// Blocks that hold data, as far as a device knows.
+    /// Returns an extent of blocks that hold data, as far as a device knows.
     pub fn data(offset: u64, len: u64) -> Self {
         Self { offset, len, hole: false, zero: false }
     }
 }
 
-/// Returns `extents`, which are adjacent, in whole blocks of `block_bytes`. A block of several
-/// states counts as allocated unless all of it is a hole, and as data unless all of it is zero.
-/// What the last extent has of a block that it does not end is left out.
+/// Rounds `extents`, which are adjacent, to whole blocks of `block_bytes`. A block of several
+/// states counts as allocated unless the whole block is a hole, and as data unless the whole block
+/// is zero. Drops a partial block at the end.
 pub(crate) fn in_whole_blocks(
     extents: impl IntoIterator<Item = Extent>,
     block_bytes: u32,
 ) -> Vec<Extent> {
     let block = u64::from(block_bytes);
     let mut whole: Vec<Extent> = Vec::new();
-    // The beginning of a block that no extent has ended yet.
+    // The beginning of a block that is not yet complete.
     let mut begun: Option<Extent> = None;
     let mut add = |extent: Extent| match whole.last_mut() {
         _ if extent.len == 0 => {}
@@ -325,13 +326,13 @@ pub trait BlockDevice: Send + Sync {
     /// Runs `operation` to its end.
     ///
     /// # Errors
-    /// As [`Operation`] says of each.
+    /// Fails as documented at each variant of [`Operation`].
     fn run(&self, operation: &mut Operation<'_>) -> Result<()>;
 
-    /// Runs every request of `batch` to its end and stores each one's result in it: faster than one
-    /// call each where the device has a queue below.
+    /// Runs every request of `batch` to its end and stores each result in the request. On a device
+    /// with a queue this is faster than one call each.
     ///
-    /// The requests run at once and in any order, so that two of them must not overlap; only a
+    /// The requests run at once and in any order, so they must not overlap. Only an
     /// [`Operation::Flush`] is a barrier: it covers the requests before it, and those after it
     /// start when it is done.
     fn submit(&self, batch: &mut [Request<'_>]) {
@@ -340,22 +341,22 @@ pub trait BlockDevice: Send + Sync {
         }
     }
 
-    /// Runs `operation` on this thread if nothing of it has to wait for anything slower than
-    /// memory, as far as the device can tell beforehand. Otherwise the operation has no effect that
-    /// running it again would not have.
+    /// Runs `operation` on this thread if no part of it has to wait for anything slower than
+    /// memory, as far as the device can tell beforehand. A result of [`Attempt::WouldBlock`] means
+    /// that the operation had no effect that running it again would not have.
     ///
-    /// A device that says nothing here always hands the operation back.
+    /// The default implementation always returns [`Attempt::WouldBlock`].
     fn attempt(&self, operation: &mut Operation<'_>, context: Context) -> Attempt {
         let _ = (operation, context);
         Attempt::WouldBlock
     }
 
-    /// Starts `request` and returns without waiting for it. The request is completed exactly once,
-    /// on any thread, maybe before this returns. Requests that were started and are not complete
-    /// run in any order; a flush covers those that were complete when it was started.
+    /// Starts `request` and returns without waiting. Any thread completes the request, exactly
+    /// once, maybe before this call returns. Started requests run in any order; a flush covers
+    /// those that were complete when it was started.
     ///
-    /// The request's work is not done on this thread. A device without asynchrony of its own runs
-    /// the request on a small pool of threads, which all such devices share.
+    /// This thread does none of the request's work. A device without asynchrony of its own uses a
+    /// small pool of threads that all such devices share.
     fn start(self: Arc<Self>, request: AsyncRequest)
     where
         Self: 'static,
@@ -364,52 +365,52 @@ pub trait BlockDevice: Send + Sync {
     }
 }
 
-/// An operation of a device by a call each: what callers use.
+/// One blocking call for each operation.
 pub trait BlockDeviceExt: BlockDevice {
-    /// [`Operation::Read`].
+    /// Reads `buf.len()` bytes at `offset`: [`Operation::Read`].
     ///
     /// # Errors
-    /// Those of the operation.
+    /// Fails as [`Operation::Read`] does.
     fn read(&self, offset: u64, buf: &mut [u8]) -> Result<()> {
         self.run(&mut Operation::Read { offset, buf })
     }
 
-    /// [`Operation::Write`].
+    /// Writes `data` at `offset`: [`Operation::Write`].
     ///
     /// # Errors
-    /// Those of the operation.
+    /// Fails as [`Operation::Write`] does.
     fn write(&self, offset: u64, data: &[u8], flags: WriteFlags) -> Result<()> {
         self.run(&mut Operation::Write { offset, data, flags })
     }
 
-    /// [`Operation::Flush`].
+    /// Makes acknowledged writes durable: [`Operation::Flush`].
     ///
     /// # Errors
-    /// Those of the operation.
+    /// Fails as [`Operation::Flush`] does.
     fn flush(&self) -> Result<()> {
         self.run(&mut Operation::Flush)
     }
 
-    /// [`Operation::Discard`].
+    /// Discards `len` bytes at `offset`: [`Operation::Discard`].
     ///
     /// # Errors
-    /// Those of the operation.
+    /// Fails as [`Operation::Discard`] does.
     fn discard(&self, offset: u64, len: u64) -> Result<()> {
         self.run(&mut Operation::Discard { offset, len })
     }
 
-    /// [`Operation::WriteZeroes`].
+    /// Zeroes `len` bytes at `offset`: [`Operation::WriteZeroes`].
     ///
     /// # Errors
-    /// Those of the operation.
+    /// Fails as [`Operation::WriteZeroes`] does.
     fn write_zeroes(&self, offset: u64, len: u64, flags: ZeroFlags) -> Result<()> {
         self.run(&mut Operation::WriteZeroes { offset, len, flags })
     }
 
-    /// [`Operation::Status`].
+    /// Returns the allocation state of `len` bytes at `offset`: [`Operation::Status`].
     ///
     /// # Errors
-    /// Those of the operation.
+    /// Fails as [`Operation::Status`] does.
     fn status(&self, offset: u64, len: u64, most: usize) -> Result<Vec<Extent>> {
         let mut extents = Vec::new();
         self.run(&mut Operation::Status { offset, len, most, extents: &mut extents })?;
@@ -419,10 +420,10 @@ pub trait BlockDeviceExt: BlockDevice {
 
 impl<D: BlockDevice + ?Sized> BlockDeviceExt for D {}
 
-/// Makes `memory`, whose bytes mean nothing, `len` bytes long.
+/// Makes `memory` `len` bytes long, with any content.
 ///
 /// # Errors
-/// [`DeviceErrorKind::Io`]: the system has no memory for it.
+/// Fails as [`DeviceErrorKind::Io`] if the system does not have the memory.
 pub(crate) fn resize(memory: &mut Vec<u8>, len: usize) -> Result<()> {
     memory.try_reserve(len.saturating_sub(memory.len())).map_err(|error| {
         let context = format!("{len} bytes of memory cannot be had");
@@ -432,7 +433,7 @@ pub(crate) fn resize(memory: &mut Vec<u8>, len: usize) -> Result<()> {
     Ok(())
 }
 
-/// Starts `request` on the pool of threads that devices share.
+/// Runs `request` on `device` by the pool of threads that devices share.
 pub(crate) fn start_on_pool<D>(device: Arc<D>, request: AsyncRequest)
 where
     D: BlockDevice + ?Sized + 'static,
@@ -440,7 +441,7 @@ where
     run_on_pool(request, move |operation| device.run(operation));
 }
 
-/// Has `run` run `request`, on the pool of threads that devices share.
+/// Runs `request` by `run`, on the pool of threads that devices share.
 pub(crate) fn run_on_pool(
     request: AsyncRequest,
     run: impl FnOnce(&mut Operation<'_>) -> Result<()> + Send + 'static,
@@ -448,7 +449,7 @@ pub(crate) fn run_on_pool(
     pool::run(move || request.run_by(run));
 }
 
-/// Whether requests of `device` take the time of memory, and the CPU of their thread.
+/// Reports whether requests of `device` run at the speed of memory, on the caller's CPU.
 pub(crate) fn is_memory_speed(device: &dyn BlockDevice) -> bool {
     let mut nothing = Operation::Read { offset: 0, buf: &mut [] };
     device.attempt(&mut nothing, Context::default()).done().is_some()

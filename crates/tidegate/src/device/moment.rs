@@ -1,14 +1,14 @@
 //! The content of a device at one instant, which is copied while changes go on.
 //!
-//! The device is divided into units. A thread that copies claims units, reads them, and reports
-//! them as saved; a change of a unit waits until that is saved.
+//! The device consists of units. A copying thread claims units, reads them, and reports them as
+//! saved; a change of a unit waits until the unit is saved.
 //!
 //! Invariants:
 //! 1. A unit is claimed once, and saved once its old content is in memory or in the copy.
 //! 2. Units that a change waits for are claimed before all others.
 //! 3. After `Moment::end` nothing waits, and no unit is claimed any more.
-//! 4. No thread holds the lock across I/O. So the thread that watches over the copy can always see
-//!    how long changes wait ([`Moment::longest_wait`]), and end it.
+//! 4. No thread holds the lock across I/O. So the thread that supervises the copy can always see
+//!    how long changes wait ([`Moment::longest_wait`]), and end the copy.
 
 #![expect(clippy::disallowed_methods, reason = "a wait that is too long is seen by the real clock")]
 
@@ -45,11 +45,11 @@ struct State {
 struct Waiting {
     units: Range<u64>,
     since: Instant,
-    /// None where a thread waits.
+    /// `None` if a thread waits.
     request: Option<AsyncRequest>,
 }
 
-/// A set of units, a bit each.
+/// A set of units, one bit each.
 struct Units(Vec<u64>);
 
 impl Units {
@@ -73,14 +73,14 @@ fn word_of(unit: u64) -> usize {
 /// Which units a thread claims.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Claim {
-    /// Those that changes wait for; the thread waits where there are none.
+    /// Units that changes wait for; the thread waits if there are none.
     Wanted,
-    /// Any, those that changes wait for first.
+    /// Any units, those that changes wait for first.
     Any,
 }
 
 impl Moment {
-    /// The content of a device of `size_bytes` bytes, none of which is saved.
+    /// Makes a moment of a device of `size_bytes` bytes, with no unit saved.
     pub fn new(size_bytes: u64) -> Self {
         let words = usize::try_from(size_bytes.div_ceil(UNIT_BYTES * 64)).unwrap_or(usize::MAX);
         let state = State {
@@ -94,7 +94,8 @@ impl Moment {
         Self { size_bytes, state: Mutex::new(state), changed: Condvar::new() }
     }
 
-    /// Claims a range of at most `most_bytes` bytes. None: all is claimed, or the copy has ended.
+    /// Claims a range of at most `most_bytes` bytes. Returns `None` if all units are claimed, or
+    /// the copy has ended.
     pub fn claim(&self, which: Claim, most_bytes: u64) -> Option<Range<u64>> {
         let (units, most) =
             (self.size_bytes.div_ceil(UNIT_BYTES), (most_bytes / UNIT_BYTES).max(1));
@@ -119,7 +120,7 @@ impl Moment {
         }
     }
 
-    /// Reports a claimed range as saved. Returns the changes that waited for it last.
+    /// Marks a claimed range as saved. Returns the changes that need not wait any more.
     #[must_use]
     pub(super) fn saved(&self, range: &Range<u64>) -> Vec<AsyncRequest> {
         let mut state = self.state.lock();
@@ -131,7 +132,7 @@ impl Moment {
         over.into_iter().filter_map(|it| it.request).collect()
     }
 
-    /// Ends the copy, whole or not. Returns the changes that waited for it.
+    /// Ends the copy, complete or not. Returns the changes that waited.
     #[must_use]
     pub(super) fn end(&self) -> Vec<AsyncRequest> {
         let mut state = self.state.lock();
@@ -141,22 +142,22 @@ impl Moment {
         over.into_iter().filter_map(|it| it.request).collect()
     }
 
-    /// All of the content is saved.
+    /// Returns whether all units are saved.
     pub fn is_whole(&self) -> bool {
         self.state.lock().saved.has_all(0..self.size_bytes.div_ceil(UNIT_BYTES))
     }
 
-    /// How long the change that waits longest has waited.
+    /// Returns how long the oldest waiting change has waited.
     pub fn longest_wait(&self) -> Option<Duration> {
         self.state.lock().waiting.iter().map(|it| it.since.elapsed()).max()
     }
 
-    /// A change of `range` has to wait.
+    /// Returns whether a change of `range` has to wait.
     pub(super) fn holds_back(&self, range: &Range<u64>) -> bool {
         self.state.lock().holds_back(&self.units_of(range))
     }
 
-    /// Returns when a change of `range` need not wait any more.
+    /// Waits until a change of `range` may run.
     pub(super) fn wait_for(&self, range: &Range<u64>) {
         let units = self.units_of(range);
         let mut state = self.state.lock();
@@ -175,8 +176,7 @@ impl Moment {
         }
     }
 
-    /// Keeps `request`, a change of `range`, until it need not wait any more. Returns one that need
-    /// not wait.
+    /// Keeps `request`, a change of `range`, until it may run. Returns it if it may run at once.
     pub(super) fn park(&self, range: &Range<u64>, request: AsyncRequest) -> Option<AsyncRequest> {
         let units = self.units_of(range);
         let mut state = self.state.lock();
@@ -199,7 +199,7 @@ impl Moment {
         self.changed.notify_all();
     }
 
-    /// The units that `range` touches, as far as the device goes.
+    /// Returns the units that `range` touches, up to the end of the device.
     fn units_of(&self, range: &Range<u64>) -> Range<u64> {
         let end = range.end.min(self.size_bytes);
         if range.start >= end {
@@ -220,7 +220,7 @@ impl State {
         self.next = unclaimed.unwrap_or(units);
     }
 
-    /// The first unit that a change waits for and nobody has claimed.
+    /// Returns the first unclaimed unit that a change waits for.
     fn next_wanted(&mut self) -> Option<u64> {
         while let Some(units) = self.wanted.front().cloned() {
             if let Some(unit) = units.clone().find(|unit| !self.claimed.has(*unit)) {

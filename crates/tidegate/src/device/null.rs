@@ -1,24 +1,24 @@
-//! A device without a medium: it swallows writes and reads zeroes. For measuring what is above it.
+//! A device without a medium, to measure the layers above: it drops writes and reads zeroes.
 
 use super::{Attempt, BlockDevice, Context, Extent, Geometry, Operation, Result};
 
-/// The device that keeps nothing: invariant 3 of [`device`](super) does not hold here, on purpose.
+/// A device that keeps no data. It breaks invariant 3 of [`device`](super) on purpose.
 #[derive(Debug)]
 pub struct NullDevice {
     geometry: Geometry,
 }
 
 impl NullDevice {
-    /// A device of `blocks` blocks of `block_bytes` bytes.
+    /// Makes a device of `blocks` blocks of `block_bytes` bytes.
     ///
     /// # Errors
-    /// [`Unsupported`](super::DeviceErrorKind::Unsupported) where `block_bytes` is no power of two
-    /// from 512 to 4096, or the size does not fit 64 bits.
+    /// Fails as [`Unsupported`](super::DeviceErrorKind::Unsupported) if `block_bytes` is no power
+    /// of two from 512 to 4096, or the size does not fit 64 bits.
     pub fn new(block_bytes: u32, blocks: u64) -> Result<Self> {
         Ok(Self::like(Geometry::in_memory(block_bytes, blocks)?))
     }
 
-    /// A device of this geometry.
+    /// Makes a device of this geometry.
     pub fn like(geometry: Geometry) -> Self {
         Self { geometry: Geometry { keeps_data: false, ..geometry } }
     }

@@ -2,9 +2,9 @@
 //!
 //! Invariants:
 //! 1. All devices of a process share at most [`THREADS_MAX`] threads.
-//! 2. A thread starts when work comes and none is idle; it ends when no work came for
-//!    [`IDLE_TIMEOUT`]. A process without work has no thread here.
-//! 3. A job never waits for another job of the pool, so that a full pool goes on.
+//! 2. A thread starts when a job arrives and no thread is idle; it ends after [`IDLE_TIMEOUT`]
+//!    without a job. A process without jobs has no thread here.
+//! 3. A job never waits for another job of the pool, so a full pool makes progress.
 
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -35,7 +35,8 @@ static POOL: Pool = Pool {
     work: Condvar::new(),
 };
 
-/// Runs `job` on a thread of the pool; on this one where the system refuses the first thread.
+/// Runs `job` on a thread of the pool; on the calling thread if the system refuses the first
+/// thread.
 pub(super) fn run(job: impl FnOnce() + Send + 'static) {
     let mut state = POOL.state.lock();
     state.queue.push_back(Box::new(job));
@@ -55,13 +56,14 @@ pub(super) fn run(job: impl FnOnce() + Send + 'static) {
 
 fn work() {
     while let Some(job) = POOL.next() {
-        // The panic was printed when it happened; the next job has nothing to do with it.
+        // The panic was printed when it happened, and does not concern the next job.
         let _ = catch_unwind(AssertUnwindSafe(job));
     }
 }
 
 impl Pool {
-    /// The next job. None where the calling thread is to end; it is not counted any more then.
+    /// Waits for the next job. Returns `None` if the calling thread has to end; the pool no longer
+    /// counts it then.
     fn next(&self) -> Option<Job> {
         let mut state = self.state.lock();
         loop {
@@ -78,7 +80,7 @@ impl Pool {
         }
     }
 
-    /// A thread could not be started: where there is no other, this one runs the jobs.
+    /// Runs the jobs on the calling thread if no thread could be started and none exists.
     fn do_without_thread(&self) {
         let mut state = self.state.lock();
         state.threads -= 1;

@@ -2,29 +2,28 @@
 
 use super::{BlockDevice, Extent, Result, WriteFlags, ZeroFlags};
 
-/// Which client and which class of I/O a request belongs to. Tiers pass it on to the tier below.
+/// The client and the I/O class of a request. Tiers pass both on to the tier below.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Context {
-    /// The client's queue: a connection, or a queue of a virtual disk. It chooses locality and IO
-    /// classes.
+    /// The client's queue: a connection, or a queue of a virtual disk. It determines locality and
+    /// IO classes.
     pub queue: u32,
-    /// The I/O class, by which a cache treats requests differently; 0 is the class of requests that
-    /// name none.
+    /// The I/O class, by which a cache treats requests differently; 0 for requests without one.
     pub class: u8,
 }
 
-/// What became of an operation that a device was to run at once.
+/// The outcome of [`BlockDevice::attempt`].
 #[derive(Debug)]
 pub enum Attempt {
     /// The operation ran to its end.
     Done(Result<()>),
     /// The operation has to wait for something slower than memory, and the device left it alone.
-    /// The caller still has all of its memory, and starts it or runs it.
+    /// The caller still owns its memory, and starts or runs it.
     WouldBlock,
 }
 
 impl Attempt {
-    /// The result of an operation that ran to its end.
+    /// Returns the result of an operation that ran to its end.
     pub fn done(self) -> Option<Result<()>> {
         match self {
             Self::Done(result) => Some(result),
@@ -33,22 +32,22 @@ impl Attempt {
     }
 }
 
-/// What a request asks for.
+/// An operation of a device.
 #[derive(Debug, strum::EnumDiscriminants)]
 #[strum_discriminants(name(Op), doc = "The kind of a request.")]
 #[strum_discriminants(derive(Hash, strum::IntoStaticStr), strum(serialize_all = "snake_case"))]
 pub enum Operation<'a> {
-    /// Reads `buf.len()` bytes at `offset`. Fails where they are misaligned or out of range, or the
-    /// medium failed; `buf` then holds nothing of meaning.
+    /// Reads `buf.len()` bytes at `offset`. Fails if they are misaligned or out of range, or the
+    /// medium fails; the content of `buf` is undefined then.
     Read {
         /// First byte.
         offset: u64,
         /// Where the data goes.
         buf: &'a mut [u8],
     },
-    /// Writes `data` at `offset`. Fails where it is misaligned or out of range, or the device is
-    /// read-only, has no space, or its medium failed. After an error each block is old or new, none
-    /// is torn.
+    /// Writes `data` at `offset`. Fails if it is misaligned or out of range, the device is
+    /// read-only or has no space, or its medium fails. After an error each block is old or new,
+    /// none is torn.
     Write {
         /// First byte.
         offset: u64,
@@ -57,11 +56,11 @@ pub enum Operation<'a> {
         /// How it is to be written.
         flags: WriteFlags,
     },
-    /// Makes every write acknowledged before this call durable. Fails where the medium failed: what
-    /// was written since the last successful flush may not be durable.
+    /// Makes every write acknowledged before this call durable. Fails if the medium fails: data
+    /// written since the last successful flush may not be durable then.
     Flush,
-    /// Says that the content of `len` bytes at `offset` is no longer needed; reads then return
-    /// zeroes or the old bytes, whole block by whole block. Fails as a write does.
+    /// Tells the device that the content of `len` bytes at `offset` is no longer needed; reads of
+    /// each whole block then return zeroes or the old bytes. Fails as a write does.
     Discard {
         /// First byte.
         offset: u64,
@@ -69,8 +68,8 @@ pub enum Operation<'a> {
         len: u64,
     },
     /// Makes `len` bytes at `offset` read as zeroes. Fails as a write does, and as
-    /// [`Unsupported`](super::DeviceErrorKind::Unsupported) for [`ZeroFlags::fast_only`] where
-    /// zeroes would have to be written.
+    /// [`Unsupported`](super::DeviceErrorKind::Unsupported) if [`ZeroFlags::fast_only`] is set and
+    /// the device would have to write zeroes.
     WriteZeroes {
         /// First byte.
         offset: u64,
@@ -79,9 +78,9 @@ pub enum Operation<'a> {
         /// How zeroes are to be written.
         flags: ZeroFlags,
     },
-    /// Asks for the allocation state of `len` bytes at `offset`: adjacent extents of whole blocks
-    /// that cover a prefix of the range, at least one block and at most `most` extents. Fails as a
-    /// read does.
+    /// Gets the allocation state of `len` bytes at `offset`: adjacent extents of whole blocks that
+    /// cover a prefix of the range, at least one block and at most `most` extents. Fails as a read
+    /// does.
     Status {
         /// First byte.
         offset: u64,
@@ -89,13 +88,13 @@ pub enum Operation<'a> {
         len: u64,
         /// Most extents.
         most: usize,
-        /// Where the extents go; what was there is lost.
+        /// Receives the extents; the old content is lost.
         extents: &'a mut Vec<Extent>,
     },
 }
 
 impl Operation<'_> {
-    /// The same operation, over the same memory.
+    /// Returns the same operation over the same memory, with a shorter borrow.
     pub(crate) fn reborrow(&mut self) -> Operation<'_> {
         match *self {
             Self::Read { offset, ref mut buf } => Operation::Read { offset, buf },
@@ -111,7 +110,7 @@ impl Operation<'_> {
         }
     }
 
-    /// First byte and length in bytes; zeroes for a flush.
+    /// Returns the first byte and the length in bytes; zeroes for a flush.
     pub fn range(&self) -> (u64, u64) {
         match self {
             Self::Read { offset, buf } => (*offset, buf.len() as u64),
@@ -125,23 +124,23 @@ impl Operation<'_> {
 }
 
 impl Op {
-    /// The kind of `operation`.
+    /// Returns the kind of `operation`.
     pub fn of(operation: &Operation<'_>) -> Self {
         operation.into()
     }
 
-    /// Whether it changes blocks.
+    /// Returns whether operations of this kind change blocks.
     pub(crate) fn changes(self) -> bool {
         matches!(self, Self::Write | Self::Discard | Self::WriteZeroes)
     }
 
-    /// The name in traces: one word.
+    /// Returns the name in traces, one word.
     pub fn name(self) -> &'static str {
         self.into()
     }
 }
 
-/// One request of a batch, and its result once [`BlockDevice::submit`] is back.
+/// One request of a batch, with its result once [`BlockDevice::submit`] has returned.
 #[derive(Debug)]
 pub struct Request<'a> {
     pub(super) operation: Operation<'a>,
@@ -149,22 +148,22 @@ pub struct Request<'a> {
 }
 
 impl<'a> Request<'a> {
-    /// A request that has not run yet.
+    /// Makes a request that has not run yet.
     pub fn new(operation: Operation<'a>) -> Self {
         Self { operation, result: None }
     }
 
-    /// What the request asks for.
+    /// Returns the operation.
     pub fn operation(&self) -> &Operation<'a> {
         &self.operation
     }
 
-    /// How it ended; nothing before it was submitted.
+    /// Returns the result; `None` before the request was submitted.
     pub fn result(&self) -> Option<&Result<()>> {
         self.result.as_ref()
     }
 
-    /// Takes the result out, so that the request may be submitted again.
+    /// Takes the result out, so that the request can be submitted again.
     pub fn take_result(&mut self) -> Option<Result<()>> {
         self.result.take()
     }

@@ -1,7 +1,7 @@
-//! Times in which something fails: what there is to say of them, a line each time, not one a
-//! failure.
+//! Rate-limits reports of repeated failures: one line at the beginning, one a minute, and one at
+//! the end, instead of a line for each failure.
 //!
-//! Invariant: what begins with something to say ends with something, at the first success after
+//! Invariant: a spell whose beginning was reported has its end reported, at the first success after
 //! [`QUIET`] without a failure.
 
 use std::fmt;
@@ -10,20 +10,20 @@ use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 
-/// It is over with the first success so long after the last failure.
+/// A spell ends with the first success at least this long after the last failure.
 pub const QUIET: Duration = Duration::from_secs(5);
-/// While it goes on, there is something to say so often.
+/// Interval of reports during a spell.
 const REPEAT: Duration = Duration::from_secs(60);
 
-/// A time in which something fails.
+/// A time of repeated failures.
 #[derive(Default)]
 pub struct Spell {
-    /// So that a success costs no lock.
+    /// Whether a spell goes on; read without the lock on success.
     is_on: AtomicBool,
     failures: Mutex<Option<Failures>>,
 }
 
-/// The failures so far. As text: how many, in which time.
+/// The failures so far; displayed as their number and duration.
 #[derive(Debug, Clone, Copy)]
 pub struct Failures {
     count: u64,
@@ -40,22 +40,22 @@ impl fmt::Display for Failures {
     }
 }
 
-/// What a failure gives to say.
+/// The report due after a failure.
 #[derive(Debug, Clone, Copy)]
 pub enum Said {
-    /// It is the first one.
+    /// The spell begins with this failure.
     Begins,
-    /// It went on for a minute since something was said.
+    /// The spell goes on, a minute after the last report.
     GoesOn(Failures),
 }
 
 impl Spell {
-    /// It has begun, and its end was not told yet.
+    /// Returns whether a spell has begun and its end was not reported yet.
     pub fn is_on(&self) -> bool {
         self.is_on.load(Ordering::Relaxed)
     }
 
-    /// Something failed at `now`: what there is to say of it.
+    /// Counts a failure at `now`. Returns the report that is due, if any.
     pub fn failed(&self, now: Instant) -> Option<Said> {
         let mut failures = self.failures.lock();
         let Some(known) = failures.as_mut() else {
@@ -72,8 +72,8 @@ impl Spell {
         Some(Said::GoesOn(*known))
     }
 
-    /// Something succeeded at `now`: the failures that are over with that. To be called only where
-    /// [`is_on`](Self::is_on), so that a success takes no look at the clock.
+    /// Counts a success at `now`. Returns the failures of a spell that has ended. Call it only if
+    /// [`is_on`](Self::is_on), so that other successes need not read the clock.
     pub fn succeeded(&self, now: Instant) -> Option<Failures> {
         let mut failures = self.failures.lock();
         let ended = failures.filter(|known| now.duration_since(known.last) >= QUIET)?;

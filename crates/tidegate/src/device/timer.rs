@@ -2,8 +2,9 @@
 //!
 //! Invariants:
 //! 1. The thread starts with the first request and ends with the timer.
-//! 2. Requests complete in the order of their times; those of one time in the order of arrival.
-//! 3. When the timer is dropped, what it holds completes at once: its time may be years away.
+//! 2. Requests complete in the order of their times; requests of equal time, in order of arrival.
+//! 3. When the timer is dropped, its requests complete at once, because their times may be years
+//!    away.
 
 #![expect(
     clippy::disallowed_methods,
@@ -20,10 +21,10 @@ use parking_lot::{Condvar, Mutex, MutexGuard};
 use super::wake::join_from_outside;
 use super::{AsyncRequest, Result};
 
-/// Waits shorter than this are spun: to wake up takes longer.
+/// Shorter waits spin, because waking up takes longer.
 pub(super) const SPIN: Duration = Duration::from_micros(80);
 
-/// When a request completes: a time further than the clock goes comes last; then by arrival.
+/// Key of a waiting request: times beyond the clock come last, then time, then arrival.
 type Due = (bool, Option<Instant>, u64);
 
 #[derive(Default)]
@@ -41,12 +42,12 @@ pub(super) struct Queue {
     changed: Condvar,
 }
 
-/// A timer; its thread starts when it is needed.
+/// A timer. Its thread starts with the first request.
 #[derive(Default)]
 pub(super) struct Timer(Arc<Queue>);
 
 impl Timer {
-    /// Completes requests from anywhere.
+    /// Returns the queue, to which any thread can add requests.
     pub(super) fn queue(&self) -> Arc<Queue> {
         Arc::clone(&self.0)
     }
@@ -59,7 +60,8 @@ impl Timer {
 }
 
 impl Queue {
-    /// Completes `request` with `result` at `end`; never, if the clock does not go so far.
+    /// Completes `request` with `result` at `end`; `None` is a time beyond the clock, which never
+    /// comes. Completes it at once if the system refuses a thread, or the timer was dropped.
     pub(super) fn complete_at(
         self: &Arc<Self>,
         end: Option<Instant>,

@@ -1,8 +1,9 @@
-//! The list of waits: what requests and background work of this process wait for, and since when.
+//! The list of waits: requests and background threads of this process that wait, for what, and
+//! since when.
 //!
 //! A thread that may wait long for something slower than memory, and a request that waits without a
-//! thread, enter it here. A server looks at the list and tells of waits that take too long. What
-//! ends each wait is said in docs/waits.md.
+//! thread, enters the list. A server reads the list and reports waits that take too long.
+//! docs/waits.md says how each wait ends.
 
 #![expect(clippy::disallowed_methods, reason = "a wait that is too long is seen by the real clock")]
 
@@ -11,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 
-/// Lists, so that requests of several clients seldom meet.
+/// Number of lists, so that requests of several clients rarely contend.
 const LISTS: usize = 16;
 
 static ENTRIES: [Mutex<Vec<Entry>>; LISTS] = [const { Mutex::new(Vec::new()) }; LISTS];
@@ -29,18 +30,18 @@ struct Entry {
 pub struct Waits {
     /// Which kind of request or thread waits.
     pub waiter: &'static str,
-    /// For what.
+    /// The event that they wait for.
     pub what: &'static str,
-    /// How many do.
+    /// Number of waits.
     pub count: usize,
-    /// How long the oldest of them has waited.
+    /// How long the oldest one has waited.
     pub longest: Duration,
 }
 
-/// An entry of the list, until this is dropped.
+/// An entry of the list. Dropping it removes the entry.
 pub struct Waiting(u64);
 
-/// Enters that `waiter` waits for `what`.
+/// Enters `waiter`, which waits for `what`, into the list.
 #[must_use]
 pub fn begin(waiter: &'static str, what: &'static str) -> Waiting {
     let id = NEXT.fetch_add(1, Ordering::Relaxed);
@@ -61,7 +62,7 @@ impl Drop for Waiting {
     }
 }
 
-/// The waits that take longer than `limit`, by kind.
+/// Returns the waits longer than `limit`, by kind.
 pub fn longer_than(limit: Duration) -> Vec<Waits> {
     let mut found: Vec<Waits> = Vec::new();
     for entries in &ENTRIES {

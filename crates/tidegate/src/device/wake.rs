@@ -1,4 +1,4 @@
-//! Wakes a thread out of its wait for a ring or a socket, and gives it requests.
+//! Wakes a thread from its wait for a ring or a socket, and passes requests to it.
 
 use std::sync::Arc;
 use std::thread::JoinHandle;
@@ -7,26 +7,26 @@ use parking_lot::Mutex;
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 
-/// An event that a thread waits for beside its ring or its socket.
+/// An event on which a thread waits, besides its ring or its socket.
 pub struct Wake(OwnedFd);
 
 impl Wake {
-    /// An event that has not come.
+    /// Makes an event that is not signalled.
     ///
     /// # Errors
-    /// The system has no event to give.
+    /// Fails if the system cannot create an event.
     pub fn new() -> rustix::io::Result<Self> {
         eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).map(Self)
     }
 
-    /// Lets the event come, and so wakes the thread.
+    /// Signals the event, which wakes the thread.
     #[expect(clippy::host_endian_bytes, reason = "the kernel takes the number as it is in memory")]
     pub fn wake(&self) {
-        // This fails only where the count is full: the event is there then.
+        // This fails only if the counter is full: the event is signalled then anyway.
         let _ = rustix::io::write(&self.0, &1_u64.to_ne_bytes());
     }
 
-    /// Takes the event back: the thread waits for the next one.
+    /// Clears the event, so that the thread waits for the next one.
     pub fn reset(&self) {
         let _ = rustix::io::read(&self.0, &mut [0; 8]);
     }
@@ -38,7 +38,7 @@ impl AsFd for Wake {
     }
 }
 
-/// What a device's thread has to look at, which waits for the event beside its ring or its socket.
+/// New requests for a device's thread, with an event that signals them.
 pub(in crate::device) struct Inbox<T> {
     state: Mutex<InboxState<T>>,
     pub(in crate::device) wake: Arc<Wake>,
@@ -51,10 +51,10 @@ struct InboxState<T> {
 }
 
 impl<T> Inbox<T> {
-    /// An empty one.
+    /// Makes an empty inbox.
     ///
     /// # Errors
-    /// As for [`Wake::new`].
+    /// Fails as [`Wake::new`] does.
     pub(in crate::device) fn new() -> rustix::io::Result<Self> {
         let state = InboxState { requests: Vec::new(), is_stopping: false, is_closed: false };
         Ok(Self { state: Mutex::new(state), wake: Arc::new(Wake::new()?) })
@@ -73,21 +73,21 @@ impl<T> Inbox<T> {
         None
     }
 
-    /// The requests that are new, and whether the device has ended.
+    /// Takes the new requests. Also returns whether the device has ended.
     pub(in crate::device) fn take(&self) -> (Vec<T>, bool) {
         self.wake.reset();
         let mut state = self.state.lock();
         (std::mem::take(&mut state.requests), state.is_stopping)
     }
 
-    /// Takes no more requests; returns those that are new.
+    /// Closes the inbox for new requests. Returns those that the thread has not taken.
     pub(in crate::device) fn close(&self) -> Vec<T> {
         let mut state = self.state.lock();
         state.is_closed = true;
         std::mem::take(&mut state.requests)
     }
 
-    /// The device has ended: waits until its thread has.
+    /// Tells the thread that the device has ended, and waits until the thread ends.
     pub(in crate::device) fn stop(&self, thread: Option<JoinHandle<()>>) {
         self.state.lock().is_stopping = true;
         self.wake.wake();
@@ -95,8 +95,8 @@ impl<T> Inbox<T> {
     }
 }
 
-/// Waits for the end of a device's thread, which was told to stop. Not on that thread itself: a
-/// completion that it runs may hold the last reference to the device.
+/// Waits until a device's thread, which was told to stop, ends. Does nothing on that thread itself:
+/// a completion that it runs may hold the last reference to the device.
 pub(in crate::device) fn join_from_outside(thread: Option<JoinHandle<()>>) {
     let is_other = |thread: &JoinHandle<()>| thread.thread().id() != std::thread::current().id();
     if let Some(thread) = thread.filter(is_other) {

@@ -1,5 +1,5 @@
-//! A layer that says when requests to the device below begin to fail, when they still do, and when
-//! they work again: a line each time, not one a request.
+//! A layer that reports when requests to the device below begin to fail, still fail, and work
+//! again: one line each time, not one for each request.
 
 #![expect(
     clippy::disallowed_methods,
@@ -16,10 +16,10 @@ use super::{
     Operation, Request, Result,
 };
 
-/// Takes a line for the operator, without its end.
+/// Receives a line for the operator, without a line end.
 pub type Notices = Arc<dyn Fn(&str) + Send + Sync>;
 
-/// A device whose failures are told.
+/// A layer over a device that reports failures.
 pub struct Watch {
     inner: Arc<dyn BlockDevice>,
     name: &'static str,
@@ -30,13 +30,13 @@ pub struct Watch {
 }
 
 impl Watch {
-    /// Tells `notices` of failures of `inner`, which lines call `name`.
+    /// Wraps `inner` and reports its failures to `notices`, under the name `name`.
     pub fn new(inner: Arc<dyn BlockDevice>, name: &'static str, notices: Notices) -> Self {
         let [reads, writes, flushes] = Default::default();
         Self { inner, name, notices, reads, writes, flushes }
     }
 
-    /// A request has ended.
+    /// Reports the end of a request if a report is due.
     fn note(&self, op: Op, result: &Result<()>) {
         let (spell, requests) = match op {
             Op::Read | Op::Status => (&self.reads, "reads"),
@@ -66,7 +66,7 @@ impl Watch {
     }
 }
 
-/// Whose request it is, in the list of waits.
+/// Returns the name of the request in the list of waits.
 fn client_of(op: Op) -> &'static str {
     match op {
         Op::Read => "a read of a client",
@@ -76,7 +76,7 @@ fn client_of(op: Op) -> &'static str {
     }
 }
 
-/// Not one of a request that asks for what there is not.
+/// Returns whether `error` is a failure of the device, not of an invalid request.
 fn is_of_the_device(error: &DeviceError) -> bool {
     use DeviceErrorKind::{Corrupt, Io, NoSpace};
     matches!(error.kind(), Io | NoSpace | Corrupt)

@@ -1,8 +1,8 @@
 //! Transfers through the page cache.
 //!
-//! A forced write is a write and a flush of the file, not `RWF_DSYNC`: two of those at once can
-//! hide each other's write-back errors (see [`gate`](super::gate)), while callers of the gate share
-//! one flush.
+//! A forced write is a write and a flush of the file, not `RWF_DSYNC`: one of two concurrent
+//! `RWF_DSYNC` writes can consume the write-back error of the other (see [`gate`](super::gate)),
+//! while callers of the gate share one flush.
 
 use rustix::io::retry_on_intr;
 

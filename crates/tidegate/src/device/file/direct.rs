@@ -1,12 +1,12 @@
 //! Transfers around the page cache: `O_DIRECT` through `io_uring`.
 //!
 //! Invariants:
-//! 1. A ring serves one batch at a time; there are at most [`RINGS_MAX`], made when needed, and a
+//! 1. A ring serves one batch at a time. A device makes rings as needed, at most [`RINGS_MAX`]; a
 //!    batch that finds none free waits for one.
-//! 2. Memory that is not aligned to a block is copied through memory that is.
-//! 3. A forced write is `RWF_DSYNC` (one command with FUA on a disk that has it). Where it fails,
-//!    what else sat in the disk's cache may be lost too, so that the gate closes as after a failed
-//!    flush.
+//! 2. Memory that is not aligned to a block is copied through aligned memory.
+//! 3. A forced write is `RWF_DSYNC` (one command with FUA on a disk that supports FUA). A failed
+//!    one may mean that other data in the disk's cache is lost too, so it closes the gate as a
+//!    failed flush does.
 
 use parking_lot::{Condvar, Mutex};
 use rustix::io::Errno;
@@ -15,7 +15,7 @@ use super::uring::{Force, Job, Memory, Ring, Stop};
 use super::{Backing, DeviceError, DeviceErrorKind, FileDevice, Result, is_transfer};
 use crate::device::{IoBuffer, Operation, Request};
 
-/// Rings of a device: more batches at once than any disk serves at once.
+/// Most rings of a device: more batches than any disk serves at once.
 const RINGS_MAX: usize = 16;
 
 /// The rings of a device.
@@ -50,7 +50,7 @@ impl Direct {
             Err(Stop::Os(Errno::INVAL)) => {
                 Err(refused(backing, &format!("O_DIRECT in blocks of {block} bytes"), Errno::INVAL))
             }
-            // A medium that fails here fails the reads to come, each with its own error.
+            // A medium that fails here will fail later reads, each with its own error.
             _ => Ok(()),
         }
     }
@@ -62,7 +62,8 @@ impl Direct {
         request[0].take_result().expect("a transfer stores a result")
     }
 
-    /// Runs a batch: each run of reads and writes as one, what is between them alone and in order.
+    /// Runs a batch: consecutive reads and writes as one transfer, every other request alone and in
+    /// order.
     pub(super) fn submit(&self, device: &FileDevice, batch: &mut [Request<'_>]) {
         let is_ours = |request: &Request<'_>| is_transfer(&request.operation);
         for run in batch.chunk_by_mut(|one, other| is_ours(one) && is_ours(other)) {
@@ -122,7 +123,7 @@ impl Direct {
         Ring::new().inspect_err(|_| self.give_back(None))
     }
 
-    /// A ring is free again, or gone.
+    /// Returns a ring to the pool; `None` if the ring was dropped.
     fn give_back(&self, ring: Option<Ring>) {
         let mut pool = self.pool.lock();
         match ring {
@@ -147,7 +148,8 @@ fn job_of<'a>(operation: &'a mut Operation<'_>, bounce: Option<&'a mut IoBuffer>
     }
 }
 
-/// What became of a transfer: its data where it belongs, its error in words.
+/// Copies the data of a successful read out of its bounce buffer, or returns the error of the
+/// transfer.
 fn finish(
     backing: &Backing,
     request: &mut Request<'_>,
@@ -175,8 +177,8 @@ fn finish(
 }
 
 impl Backing {
-    /// A transfer around the page cache stopped. A forced write that fails closes the gate, since
-    /// what else sat in the disk's cache may be lost too.
+    /// Makes the error of a transfer around the page cache. A failed forced write closes the gate,
+    /// because other data in the disk's cache may be lost too.
     pub(super) fn transfer_failed(
         &self,
         what: &str,
@@ -208,8 +210,8 @@ fn refused(backing: &Backing, what: &str, errno: Errno) -> DeviceError {
     )
 }
 
-/// Memory aligned as `O_DIRECT` wants it, for a request whose own is not; for a write it holds the
-/// data.
+/// Returns aligned memory for `O_DIRECT` if the request's own is not aligned. For a write it holds
+/// the data.
 fn bounce_for(request: &Request<'_>, backing: &Backing) -> Option<IoBuffer> {
     let is_aligned =
         |at: *const u8| at.addr().is_multiple_of(backing.geometry.block_bytes as usize);

@@ -1,14 +1,14 @@
-//! Requests that a file device starts: one thread a device, which hands them to an `io_uring`, and
-//! completes them.
+//! Started requests of a file device: one thread a device hands them to an `io_uring` and completes
+//! them.
 //!
 //! Invariants:
 //! 1. The thread starts with the first request and ends with the device, once all requests that
 //!    were started are complete.
 //! 2. The thread waits for the ring only. New requests, the end of the device, and flushes of other
 //!    threads wake it by an eventfd.
-//! 3. A flush goes through the device's gate (`gate`): of flushes that wait together one is made.
-//! 4. A forced write is as in `direct` and `buffered`: one command around the page cache, a write
-//!    and a flush through it.
+//! 3. A flush goes through the device's gate (`gate`): flushes that wait together share one.
+//! 4. A forced write is as in `direct` and `buffered`: around the page cache one command, through
+//!    the page cache a write and a flush.
 
 use std::sync::Arc;
 use std::thread::JoinHandle;
@@ -32,7 +32,7 @@ impl Engine {
     /// Starts the thread.
     ///
     /// # Errors
-    /// The system has no ring, no descriptor or no thread.
+    /// Fails if the system has no ring, no descriptor or no thread.
     pub(super) fn start(backing: &Arc<Backing>, transfer: Transfer) -> rustix::io::Result<Self> {
         let inbox = Arc::new(Inbox::new()?);
         let runner = Runner {
@@ -49,8 +49,8 @@ impl Engine {
         Ok(Self { inbox, thread: Some(thread) })
     }
 
-    /// Gives `request`, which is checked and not empty, to the thread. Returns it if that is of no
-    /// more use.
+    /// Gives `request`, which is checked and not empty, to the thread. Returns it if the thread has
+    /// failed.
     pub(super) fn submit(&self, request: AsyncRequest) -> Option<AsyncRequest> {
         self.inbox.add(request)
     }
@@ -62,7 +62,7 @@ impl Drop for Engine {
     }
 }
 
-/// A flush, or a forced write that was written, on its way through the gate.
+/// A flush, or a forced write whose data is written, that needs the gate.
 struct Flush {
     request: AsyncRequest,
     needed: u64,
@@ -99,7 +99,7 @@ impl Runner {
         }
     }
 
-    /// Takes the new requests in. True where the device has ended.
+    /// Takes the new requests in. Returns whether the device has ended.
     fn take_new(&mut self) -> bool {
         let (requests, is_stopping) = self.inbox.take();
         for mut request in requests {
@@ -120,7 +120,7 @@ impl Runner {
         self.flushes.push(Flush { request, needed: self.backing.gate.needed() });
     }
 
-    /// Completes the flushes that are covered or refused, and makes the one that is next.
+    /// Completes the flushes that the gate answers, and starts the next flush.
     fn pass_gate(&mut self) {
         for flush in std::mem::take(&mut self.flushes) {
             match self.backing.gate.begin(flush.needed) {
@@ -135,7 +135,8 @@ impl Runner {
         }
     }
 
-    /// Flushes the file for `request`: as a request of its own, for that may be a forced write.
+    /// Flushes the file for `request`. The flush is a request of its own, because `request` may be
+    /// a forced write.
     fn make_flush(&mut self, request: AsyncRequest) {
         let context = request.context();
         let completion = move |_, result| request.complete(result);
@@ -143,7 +144,8 @@ impl Runner {
         self.flights.add(sync, Force::No);
     }
 
-    /// The transfer of `request` is over.
+    /// Completes `request` after its transfer; a forced write through the page cache queues for a
+    /// flush.
     fn finish(&mut self, mut request: AsyncRequest, end: Result<(), Stop>) {
         let (offset, len) = request.operation().range();
         let (what, fua) = match request.operation() {
@@ -171,7 +173,8 @@ impl Runner {
         request.complete(passed.map_err(|failure| self.backing.flush_failed(failure)));
     }
 
-    /// The ring failed. What the kernel still holds is given up with it.
+    /// Fails all requests after a failure of the ring, except those that the kernel still holds,
+    /// which are dropped with the ring.
     fn give_up(mut self, errno: Errno) {
         // New requests run on the pool of threads.
         let new = self.inbox.close();

@@ -1,13 +1,14 @@
-//! The flush gate: many threads ask for a flush, few are made, and a failure is never forgotten.
+//! The flush gate: concurrent callers share flushes, and a failure stays until the file is
+//! reopened.
 //!
-//! Why not simply `fdatasync`: the kernel tells a write-back error once per open file. With two
-//! calls at once, one thread gets the error and the other may get success for the very bytes that
-//! were lost; and the next call succeeds although the pages were dropped. So:
+//! `fdatasync` alone is not enough: the kernel reports a write-back error once per open file. With
+//! two calls at once, one thread gets the error and the other may get success for the very bytes
+//! that were lost; and the next call succeeds although the pages were dropped. So:
 //! 1. At most one flush runs at a time, so that its outcome is known before the next one starts.
-//! 2. A caller is answered by a flush that *started* after the call: it covers all that was
-//!    acknowledged before. Callers that wait together share one flush.
-//! 3. After one failure every later call fails too. Only reopening the file, and writing again what
-//!    was not flushed, makes the promise good ([`reopen`](FlushGate::reopen)).
+//! 2. The answer to a caller comes from a flush that *started* after the call, so it covers all
+//!    writes acknowledged before the call. Callers that wait together share one flush.
+//! 3. After one failure every later call fails too. Only reopening the file, and writing the lost
+//!    bytes again, restores the promise ([`reopen`](FlushGate::reopen)).
 
 use std::sync::{Arc, OnceLock};
 
@@ -24,16 +25,16 @@ struct State {
     failure: Option<Errno>,
 }
 
-/// What a caller does that needs the flush of a certain number, or a later one, to have ended well.
+/// The next step of a caller that needs flush number n or a later one to succeed.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Turn {
     /// A flush failed earlier.
     Refused(Errno),
-    /// It has succeeded.
+    /// A sufficient flush has succeeded.
     Covered,
-    /// It is the caller's to make.
+    /// The caller makes the flush.
     Run,
-    /// An earlier one runs.
+    /// An earlier flush still runs.
     Wait,
 }
 
@@ -48,7 +49,7 @@ impl State {
         }
     }
 
-    /// Takes the turn; a flush that is to run has begun.
+    /// Returns the next step. [`Turn::Run`] marks the flush as begun.
     fn begin(&mut self, needed: u64) -> Turn {
         let turn = self.turn(needed);
         if turn == Turn::Run {
@@ -64,37 +65,38 @@ impl State {
 pub(super) enum Failure {
     /// The flush that covers the call failed.
     Now(Errno),
-    /// An earlier one failed.
+    /// An earlier flush failed.
     Earlier(Errno),
 }
 
-/// See the module.
+/// The gate of one file; see the module.
 #[derive(Default)]
 pub(super) struct FlushGate {
     state: Mutex<State>,
     done: Condvar,
-    /// Of the thread whose requests wait here without a thread each.
+    /// Wakes the thread that serves requests waiting here without a thread each.
     wake: OnceLock<Arc<Wake>>,
 }
 
 impl FlushGate {
-    /// The number of the first flush that covers all that was acknowledged before this call.
+    /// Returns the number of the first flush that covers all writes acknowledged before this call.
     pub(super) fn needed(&self) -> u64 {
         self.state.lock().started + 1
     }
 
-    /// What a request that needs flush `needed` does now. On [`Turn::Run`] the flush has begun: its
-    /// outcome is for [`finish`](Self::finish).
+    /// Returns the next step of a request that needs flush `needed`. On [`Turn::Run`] the flush has
+    /// begun: the caller makes it and reports its outcome to [`finish`](Self::finish).
     pub(super) fn begin(&self, needed: u64) -> Turn {
         self.state.lock().begin(needed)
     }
 
-    /// Has `wake` woken after each flush, for requests that wait for their turn without a thread.
+    /// Registers `wake`, to be woken after each flush, for requests that wait without a thread.
     pub(super) fn wake_after_flushes(&self, wake: Arc<Wake>) {
         let _ = self.wake.set(wake);
     }
 
-    /// Returns when a flush that started after this call has succeeded.
+    /// Waits until a flush that started after this call has succeeded; runs `flush` if it is this
+    /// caller's turn. Fails if that flush or an earlier one failed.
     pub(super) fn pass(&self, flush: impl FnOnce() -> Result<(), Errno>) -> Result<(), Failure> {
         let mut state = self.state.lock();
         let needed = state.started + 1;
@@ -110,7 +112,7 @@ impl FlushGate {
         self.finish(flush())
     }
 
-    /// The flush that runs has ended.
+    /// Ends the running flush with `outcome`.
     pub(super) fn finish(&self, outcome: Result<(), Errno>) -> Result<(), Failure> {
         let mut state = self.state.lock();
         state.running = false;
@@ -124,12 +126,13 @@ impl FlushGate {
         })
     }
 
-    /// Something that promised durability failed outside the gate: from now on every flush fails.
+    /// Makes every later flush fail, after a forced write failed outside the gate.
     pub(super) fn fail(&self, errno: Errno) {
         self.state.lock().failure.get_or_insert(errno);
     }
 
-    /// The file was opened again, and those that use it write again what was not flushed.
+    /// Lets flushes succeed again. The file was opened again, and its users write the lost bytes
+    /// again.
     pub(super) fn reopen(&self) {
         self.state.lock().failure = None;
     }

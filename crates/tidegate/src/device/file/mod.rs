@@ -1,20 +1,20 @@
 //! A file or a block device as a device: the capacity tier.
 //!
 //! Invariants:
-//! 1. The size is read once, when the device is opened; a file that is not made of whole blocks
-//!    keeps its tail to itself, unless it is a [backing](FileOptions::as_backing).
+//! 1. The size is read once, when the device is opened. The device leaves out the tail of a file
+//!    that is not made of whole blocks, unless the file is a [backing](FileOptions::as_backing).
 //! 2. After a flush or a forced write has failed, every later one fails until the file is reopened
-//!    (`gate` says why): what the kernel dropped must never read as durable. A device that
-//!    [`reopens`](FileOptions::reopens) does that itself, for those that keep what they wrote.
-//! 3. A transfer ends only when all its bytes are moved or an error stands: short reads and writes
-//!    are continued. After an error each block is old or new as far as the kernel and the medium
-//!    below keep theirs whole, which is why the block size is, unless asked otherwise, the unit of
-//!    the file system or of the disk.
+//!    (`gate` says why): bytes that the kernel dropped must never read as durable. A device that
+//!    [`reopens`](FileOptions::reopens) reopens by itself; its callers keep their data until a
+//!    flush succeeds.
+//! 3. A transfer ends when all its bytes are moved, or with an error: short reads and writes are
+//!    continued. After an error each block is old or new as far as the kernel and the medium keep
+//!    blocks whole. So the default block size is the unit of the file system or of the disk.
 //!
-//! Map: [`FileDevice`] answers the trait; `buffered` moves data through the page cache; `direct`
-//! around it, by `O_DIRECT` and the rings of `uring`; `engine` is the thread that completes
-//! requests which were started; `space` makes holes and zeroes and finds them; `gate` flushes;
-//! `reopen` opens the file again.
+//! Map: [`FileDevice`] implements the trait; `buffered` moves data through the page cache; `direct`
+//! around it, by `O_DIRECT` and the rings of `uring`; `engine` is the thread that completes started
+//! requests; `space` makes and finds holes and zeroes; `gate` flushes; `reopen` opens the file
+//! again.
 
 mod buffered;
 mod direct;
@@ -62,48 +62,48 @@ pub struct FileOptions {
     /// Size of a block in bytes; otherwise the logical sector of a block device, or the unit of the
     /// file system up to 4096.
     pub block_bytes: Option<u32>,
-    /// The file is behind a pool, which compares it later. All its bytes are in blocks, which are
-    /// made smaller for that, down to 512 bytes. Opening it changes nothing, not its time either:
-    /// whether it zeroes fast is not tried.
+    /// The file is the backing of a pool, which compares it later. Blocks get smaller, down to 512
+    /// bytes, until they cover all bytes of the file. Opening changes nothing, not even times, so
+    /// fast zeroing is not tried.
     pub as_backing: bool,
     /// Create the file with this size in bytes, or fail if it exists.
     pub create_bytes: Option<u64>,
-    /// After a failure, open the file or disk at the path again before the next request, and go on
-    /// if it is the same one: for those that keep what they wrote until a flush has succeeded. A
-    /// failure is then told to the requests that met it, and to no later ones.
+    /// After a failure, reopen the path before the next request, and go on if it is the same file
+    /// or disk. Only for callers that keep their data until a flush has succeeded: a failure is
+    /// reported to the requests that met it, and to no later ones.
     pub reopens: bool,
 }
 
 /// A file or a block device as a [`BlockDevice`].
 pub struct FileDevice {
-    /// Made by the first request that is started; none where the system has no `io_uring`.
+    /// Made by the first started request; `None` if the system has no `io_uring`.
     engine: OnceLock<Option<Engine>>,
     backing: Arc<Backing>,
     direct: Option<Direct>,
 }
 
-/// The open file and what is known of it.
+/// The open file and its properties.
 struct Backing {
-    /// Another one once it was opened again.
+    /// Replaced when the file is opened again.
     file: RwLock<Arc<File>>,
     path: PathBuf,
     geometry: Geometry,
     gate: FlushGate,
-    /// Where the file is opened again after a failure.
+    /// Set if the file is opened again after a failure.
     reopening: Option<Reopening>,
 }
 
 impl FileDevice {
     /// Opens the file or block device at `path`. A block device that is to be written must not be
-    /// in use (mounted, or part of an array): it is opened exclusively, so that to reopen it the
-    /// device of before must be dropped first.
+    /// in use (mounted, or part of an array): it is opened exclusively, so drop the old device
+    /// before opening a new one.
     ///
     /// # Errors
-    /// [`Io`](DeviceErrorKind::Io) where it cannot be opened;
-    /// [`Unsupported`](DeviceErrorKind::Unsupported) where it is neither a file nor a block device,
-    /// where the block size does not fit, or where the kernel refuses `O_DIRECT` or `io_uring`.
+    /// Fails as [`Io`](DeviceErrorKind::Io) if the path cannot be opened; as
+    /// [`Unsupported`](DeviceErrorKind::Unsupported) if it is neither a file nor a block device, if
+    /// the block size does not fit, or if the kernel refuses `O_DIRECT` or `io_uring`.
     pub fn open(path: &Path, options: &FileOptions) -> Result<Self> {
-        // Checked before a file is created, which would be of no use.
+        // Checked first, so that a refusal leaves no new file.
         options.block_bytes.map_or(Ok(()), super::check_block_bytes)?;
         let file = open_file(path, options)?;
         let geometry = geometry_of(&file, path, options)?;
@@ -123,7 +123,7 @@ impl FileDevice {
         self.engine.get_or_init(|| Engine::start(&self.backing, transfer).ok()).as_ref()
     }
 
-    /// A sound read, write or flush that has something to do.
+    /// Reports whether `operation` is a valid, non-empty read, write or flush.
     fn is_for_engine(&self, operation: &Operation<'_>) -> bool {
         let geometry = &self.backing.geometry;
         match operation {
@@ -191,7 +191,7 @@ fn geometry_of(file: &File, path: &Path, options: &FileOptions) -> Result<Geomet
     };
     let mut block_bytes = options.block_bytes.unwrap_or(unit);
     super::check_block_bytes(block_bytes)?;
-    // The end, and not the metadata's length: a block device has none.
+    // Seeks to the end, because the metadata of a block device has no length.
     let size = rustix::fs::seek(file, rustix::fs::SeekFrom::End(0)).map_err(os)?;
     if options.as_backing && size >= BLOCK_BYTES_MIN {
         block_bytes = whole_block_bytes(size, block_bytes).ok_or_else(|| {
@@ -212,7 +212,7 @@ fn geometry_of(file: &File, path: &Path, options: &FileOptions) -> Result<Geomet
     })
 }
 
-/// The largest block of at most `most_bytes` bytes of which `size` bytes are whole ones.
+/// Returns the largest block size up to `most_bytes` that divides `size`.
 fn whole_block_bytes(size: u64, most_bytes: u32) -> Option<u32> {
     let smaller = std::iter::successors(Some(most_bytes), |it| Some(it / 2));
     let mut fitting = smaller.take_while(|it| u64::from(*it) >= BLOCK_BYTES_MIN);
@@ -228,20 +228,21 @@ fn errno_of(error: &std::io::Error) -> Errno {
 }
 
 impl Backing {
-    /// The open file: another one than before where that has failed.
+    /// Returns the open file; after a failure it is reopened first where due.
     fn file(&self) -> Arc<File> {
         self.reopen_where_due();
         Arc::clone(&self.file.read())
     }
 
-    /// A transfer failed.
+    /// Makes the error of a failed transfer.
     fn failed(&self, what: &str, offset: u64, len: u64, errno: Errno) -> DeviceError {
         self.suspect();
         let path = self.path.display();
         DeviceError::os(format!("{what} of {len} bytes at offset {offset} of {path}"), errno)
     }
 
-    /// A read or a write moved nothing although bytes were left: the file ends there.
+    /// Makes the error of a transfer that moved nothing although bytes were left: the file ends
+    /// there.
     fn ended(&self, what: &str, offset: u64) -> DeviceError {
         let (path, size) = (self.path.display(), self.geometry.size_bytes());
         DeviceError::new(
@@ -253,7 +254,7 @@ impl Backing {
         )
     }
 
-    /// Makes all that was written durable.
+    /// Makes all written data durable.
     fn flush(&self) -> Result<()> {
         let file = self.file();
         let sync = || retry_on_intr(|| durable::fdatasync(&file));
@@ -309,7 +310,7 @@ impl BlockDevice for FileDevice {
     }
 
     fn start(self: Arc<Self>, mut request: AsyncRequest) {
-        // The gate refuses a flush before the file is asked for.
+        // Reopened here, because the gate refuses a flush before it asks for the file.
         self.backing.reopen_where_due();
         let is_for_engine = self.is_for_engine(&request.operation());
         let refused = match self.engine().filter(|_| is_for_engine) {
@@ -322,7 +323,7 @@ impl BlockDevice for FileDevice {
     }
 }
 
-/// A read or a write.
+/// Reports whether `operation` is a read or a write.
 fn is_transfer(operation: &Operation<'_>) -> bool {
     matches!(operation, Operation::Read { .. } | Operation::Write { .. })
 }
@@ -336,7 +337,7 @@ impl FileDevice {
         }
     }
 
-    /// Writes zeroes as data, where the kernel has nothing better.
+    /// Writes zeroes as data, if the kernel cannot zero the range.
     fn write_plain_zeroes(&self, offset: u64, len: u64, flags: ZeroFlags) -> Result<()> {
         if flags.fast_only {
             return Err(DeviceError::not_fast(offset, len));

@@ -1,12 +1,12 @@
-//! A file or disk that is opened again after a failure: one that went away may be back.
+//! Opens a file or disk again after a failure: a disk that went away may be back.
 //!
 //! Invariants:
-//! 1. It is opened again before the request behind a failure; where that cannot be done, a second
-//!    later at the earliest.
-//! 2. Only the same file or disk takes the place of the old one, with at least the size that it
-//!    had. Requests that run meanwhile end with the file that they began with.
-//! 3. What an earlier failure may have lost is not this module's: the caller keeps what it wrote
-//!    until a flush has succeeded, and was told of the one that did not.
+//! 1. The request after a failure opens the file again. After a failed attempt, the next one comes
+//!    a second later at the earliest.
+//! 2. Only the same file or disk replaces the old one, with at least its old size. Requests that
+//!    run meanwhile end with the file that they began with.
+//! 3. This module does not restore lost data: the caller keeps its data until a flush has
+//!    succeeded, and gets the error of a flush that fails.
 
 #![expect(clippy::disallowed_methods, reason = "the rest between two attempts is made of time")]
 
@@ -21,7 +21,7 @@ use rustix::io::Errno;
 use super::{Backing, FileOptions, errno_of, open_at};
 use crate::sync::{AtomicBool, Ordering};
 
-/// The least time between two attempts that fail.
+/// Least time from a failed attempt to the next one.
 const REST: Duration = Duration::from_secs(1);
 
 /// How and when a file is opened again.
@@ -29,7 +29,7 @@ pub(super) struct Reopening {
     options: FileOptions,
     /// Something failed since the file was opened.
     is_due: AtomicBool,
-    /// Locked during an attempt: the last one that failed.
+    /// Locked during an attempt; the time of the last failed attempt.
     failed: Mutex<Option<Instant>>,
 }
 
@@ -46,7 +46,7 @@ impl Reopening {
 }
 
 impl Backing {
-    /// A request failed: the file is opened again before the next one.
+    /// Marks the file to be opened again before the next request, after a failed one.
     pub(super) fn suspect(&self) {
         if let Some(reopening) = &self.reopening {
             reopening.is_due.store(true, Ordering::Release);
@@ -57,12 +57,12 @@ impl Backing {
     pub(super) fn reopen_where_due(&self) {
         let due = |it: &&Reopening| it.is_due.load(Ordering::Acquire);
         let Some(reopening) = self.reopening.as_ref().filter(due) else { return };
-        // While another request does it, this one goes on with the file of before.
+        // While another request reopens the file, this one goes on with the old file.
         let Some(mut failed) = reopening.failed.try_lock() else { return };
         if failed.is_some_and(|failed| failed.elapsed() < REST) {
             return;
         }
-        // Before the file is opened: a failure from now on is one of the new file, or comes again.
+        // Cleared before the file is opened: a later failure is of the new file, or comes again.
         reopening.is_due.store(false, Ordering::Release);
         if self.reopen(&reopening.options) {
             self.gate.reopen();
@@ -73,7 +73,7 @@ impl Backing {
         }
     }
 
-    /// True if the file is the one that it was, and open.
+    /// Opens the path again. Returns whether the device has its old file or disk open.
     fn reopen(&self, options: &FileOptions) -> bool {
         let old = Arc::clone(&self.file.read());
         match open_at(&self.path, options) {
@@ -84,7 +84,7 @@ impl Backing {
                 }
                 is_same
             }
-            // A disk that is there: this process has it.
+            // Busy, because this process itself has the disk open: the disk is there.
             Err(error) => errno_of(&error) == Errno::BUSY && is_disk(&old),
         }
     }

@@ -1,7 +1,7 @@
 //! Space of a file: holes, zeroes, and where they are.
 //!
-//! A discard punches a hole, on a file as on a block device. `BLKDISCARD` is not used: after it a
-//! disk may return anything, and a discarded block reads as zeroes or as its old bytes.
+//! A discard punches a hole, on a file as on a block device. `BLKDISCARD` is not used: a disk may
+//! return anything after it, while discarded blocks must read as zeroes or old bytes.
 
 use std::fs::{File, Metadata};
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
@@ -23,14 +23,14 @@ pub(super) enum Zeroed {
 }
 
 impl Backing {
-    /// Gives space back where the file system or the disk can; elsewhere the old bytes stay, as a
-    /// discard allows.
+    /// Frees space if the file system or the disk can; otherwise the old bytes stay, as a discard
+    /// allows.
     pub(super) fn discard(&self, offset: u64, len: u64) -> Result<()> {
         self.fallocate(PUNCH, offset, len, "discard").map(|_| ())
     }
 
-    /// Zeroes a range without moving zeroes. A disk without a command for zeroes is not asked for
-    /// fast ones: the kernel would write them block by block for `ZERO_RANGE`.
+    /// Zeroes a range without moving zeroes. The device refuses fast zeroes on a disk without a
+    /// command for zeroes, because the kernel writes zeroes block by block for `ZERO_RANGE` there.
     pub(super) fn zero_by_kernel(&self, offset: u64, len: u64, flags: ZeroFlags) -> Result<Zeroed> {
         if flags.may_unmap && self.fallocate(PUNCH, offset, len, "zeroing")? == Zeroed::Done {
             return Ok(Zeroed::Done);
@@ -50,14 +50,14 @@ impl Backing {
         }
     }
 
-    /// The holes and the data of a range.
+    /// Returns the holes and the data of a range.
     pub(super) fn status(&self, offset: u64, len: u64, most: usize) -> Result<Vec<Extent>> {
         let end = offset + len;
         let mut extents: Vec<Extent> = Vec::new();
         let mut at = offset;
         while at < end && extents.len() < most.max(1) {
             let (hole, stop) = self.run_at(at)?;
-            // A block that is partly data is data.
+            // A block that holds any data counts as data.
             let block = u64::from(self.geometry.block_bytes);
             let whole = if hole { stop - stop % block } else { stop.next_multiple_of(block) };
             let stop = whole.max(at + block).min(end);
@@ -71,7 +71,7 @@ impl Backing {
         Ok(extents)
     }
 
-    /// Whether a hole is at `at`, and where it, or the data there, ends.
+    /// Returns whether a hole is at `at`, and where the hole or the data ends.
     fn run_at(&self, at: u64) -> Result<(bool, u64)> {
         let (file, size) = (self.file(), self.geometry.size_bytes());
         match rustix::fs::seek(&*file, SeekFrom::Data(at)) {
@@ -89,20 +89,20 @@ impl Backing {
     }
 }
 
-/// The kernel zeroes ranges of this file without writing them one by one.
+/// Reports whether the kernel zeroes ranges of this file without writing zeroes.
 pub(super) fn is_zeroing_fast(file: &File, metadata: &Metadata, size: u64) -> bool {
     if metadata.file_type().is_block_device() {
         return has_zero_command(metadata.rdev());
     }
-    // A hole past the end changes nothing, and tells.
+    // Punching a hole beyond the end changes nothing, and tests the support.
     let past = size.next_multiple_of(1 << 20);
     past < 1 << 62 && retry_on_intr(|| rustix::fs::fallocate(file, PUNCH, past, 4096)).is_ok()
 }
 
-/// The disk has a command for zeroes.
+/// Reports whether the disk has a command for zeroes.
 fn has_zero_command(device: u64) -> bool {
     let (major, minor) = (rustix::fs::major(device), rustix::fs::minor(device));
-    // A partition has no queue of its own; its disk's is one folder up.
+    // A partition has no queue; the queue of its disk is one folder up.
     ["queue", "../queue"].iter().any(|queue| {
         let path = format!("/sys/dev/block/{major}:{minor}/{queue}/write_zeroes_max_bytes");
         std::fs::read_to_string(path).is_ok_and(|text| text.trim() != "0")

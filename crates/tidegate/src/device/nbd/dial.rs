@@ -1,4 +1,4 @@
-//! Reaching a server: a connected socket and the handshake on it, within a time limit.
+//! Connects to a server: a connected socket and the handshake, within a time limit.
 
 #![expect(
     clippy::disallowed_methods,
@@ -23,7 +23,7 @@ use super::error::NbdError;
 use super::export::Rules;
 use super::handshake::{Handshake, Step};
 
-/// Time for a connection and its handshake.
+/// Time limit of a connection and its handshake.
 pub(super) const DIAL_TIMEOUT: Duration = Duration::from_secs(5);
 /// More than the largest message of a handshake.
 const INPUT_BYTES: usize = 16 << 10;
@@ -52,18 +52,18 @@ impl fmt::Display for NbdAddress {
     }
 }
 
-/// The sockets that an address stands for. The name of a host is looked up once: a lookup has no
-/// time limit.
+/// The sockets of an address. The host's name is looked up once, because a lookup has no time
+/// limit.
 pub(super) enum Endpoints {
     Unix(PathBuf),
     Tcp(Vec<SocketAddr>),
 }
 
 impl Endpoints {
-    /// Looks `address` up.
+    /// Looks up `address`.
     ///
     /// # Errors
-    /// The host has no address.
+    /// Fails if the host has no address.
     pub(super) fn of(address: &NbdAddress) -> Result<Self, NbdError> {
         let (host, port) = match address {
             NbdAddress::Unix(path) => return Ok(Self::Unix(path.clone())),
@@ -77,12 +77,12 @@ impl Endpoints {
         Ok(Self::Tcp(found))
     }
 
-    /// Connects to the first socket that answers, and opens the export called `name`, all within
-    /// [`DIAL_TIMEOUT`] and not after `until`. TCP gives an unanswered connection up after
+    /// Connects to the first socket that answers, and opens the export called `name`, within
+    /// [`DIAL_TIMEOUT`] and not after `until`. TCP gives up an unanswered connection after
     /// `give_up_after`.
     ///
     /// # Errors
-    /// Why the last one of them did not do.
+    /// Fails with the error of the last socket, if none can be connected or the handshake fails.
     pub(super) fn dial(
         &self,
         name: &str,

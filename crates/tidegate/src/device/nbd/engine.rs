@@ -1,14 +1,13 @@
-//! The thread of a device: it sends requests, receives replies, completes requests, and connects
-//! again after a connection was lost.
+//! The thread of a device: it sends requests, receives replies, completes requests, and reconnects.
 //!
 //! Invariants:
-//! 1. The thread ends with the device, once all requests that were started are complete: each is
+//! 1. The thread ends with the device, once all started requests are complete; each completes
 //!    within its time limit.
 //! 2. The thread waits for the socket, for new requests, and for the time at which a request fails
-//!    or the next attempt to connect is due; for no time where there is no request.
-//! 3. The server is called again when a request needs it: at once after a loss, then after
-//!    [`PAUSE_FIRST`], and after twice as long each time up to [`PAUSE_MAX`]. An answered request
-//!    begins that anew.
+//!    or the next attempt to connect is due. Without requests, its wait has no time limit.
+//! 3. The thread reconnects when a request needs it: at once after a loss, then after
+//!    [`PAUSE_FIRST`], and after twice as long each time up to [`PAUSE_MAX`]. Received data resets
+//!    the pause.
 
 #![expect(clippy::disallowed_methods, reason = "time limits and pauses are made of time")]
 
@@ -37,22 +36,23 @@ use crate::device::wake::Inbox;
 const PAUSE_FIRST: Duration = Duration::from_millis(10);
 /// The longest pause between two attempts.
 const PAUSE_MAX: Duration = Duration::from_secs(1);
-/// Most bytes that are received at once.
+/// Most bytes received by one call.
 const INPUT_BYTES: usize = 256 << 10;
 
-/// The server of a device, and how it is reached.
+/// The server of a device, and how to reach it.
 pub(super) struct Server {
     pub(super) endpoints: Endpoints,
-    /// The export's name, as it is asked for.
+    /// The requested name of the export.
     pub(super) export: String,
-    /// What every connection must agree on.
+    /// The rules that every connection must fulfil.
     pub(super) rules: Rules,
-    /// Time that a request has.
+    /// Time limit of a request.
     pub(super) timeout: Duration,
 }
 
 impl Server {
-    /// TCP gives a connection up early enough for another one within a request's time.
+    /// Returns after which time TCP gives up a connection: early enough for another connection
+    /// within a request's time.
     pub(super) fn give_up_after(timeout: Duration) -> Duration {
         timeout / 2
     }
@@ -67,10 +67,10 @@ pub(super) struct Engine {
 }
 
 impl Engine {
-    /// Starts the thread, with the first connection to `server`, which errors call `name`.
+    /// Starts the thread with the first connection to `server`. Errors call the device `name`.
     ///
     /// # Errors
-    /// The system has no descriptor or no thread.
+    /// Fails if the system has no descriptor or no thread.
     pub(super) fn start(name: &str, server: Server, socket: OwnedFd) -> Result<Self, NbdError> {
         let inbox = Arc::new(Inbox::new().map_err(NbdError::os("make an event"))?);
         let exchange = Exchange::new(name, server.rules.clone());
@@ -93,7 +93,7 @@ impl Engine {
     pub(super) fn submit(&self, request: AsyncRequest) {
         let moment = self.clock.now();
         let deadline = Instant::now() + self.timeout;
-        // It is never closed.
+        // This inbox is never closed.
         let _ = self.inbox.add(Started { request, deadline, moment });
     }
 }
@@ -104,7 +104,7 @@ impl Drop for Engine {
     }
 }
 
-/// The way to the server.
+/// The connection to the server.
 enum Link {
     Up(OwnedFd),
     /// No attempt to connect before this time.
@@ -117,9 +117,9 @@ struct Runner {
     exchange: Exchange,
     inbox: Arc<Inbox<Started>>,
     link: Link,
-    /// What requests wait for, for those that fail.
+    /// What requests currently wait for; errors quote it.
     reason: String,
-    /// Before the next attempt to connect.
+    /// The pause before the next attempt to connect.
     pause: Duration,
     input: Vec<u8>,
 }
@@ -140,7 +140,7 @@ impl Runner {
         }
     }
 
-    /// Takes the new requests in. True where the device has ended.
+    /// Takes the new requests in. Returns whether the device has ended.
     fn take_new(&mut self) -> bool {
         let (requests, is_stopping) = self.inbox.take();
         for started in requests {
@@ -149,7 +149,7 @@ impl Runner {
         is_stopping
     }
 
-    /// Fails the requests whose time is over.
+    /// Fails the requests whose time limit has passed.
     fn expire(&mut self) {
         let is_due = self.exchange.deadline().is_some_and(|at| at <= Instant::now());
         if is_due && self.exchange.expire(Instant::now(), &self.reason) {
@@ -157,7 +157,7 @@ impl Runner {
         }
     }
 
-    /// Does what can be done now, then waits for what comes next.
+    /// Sends and receives, or connects, then waits for the next event.
     fn turn(&mut self) -> Result<(), NbdError> {
         match self.link {
             Link::Up(_) => {
@@ -176,7 +176,7 @@ impl Runner {
         Ok(())
     }
 
-    /// Sends what the server takes. True where nothing is left.
+    /// Sends as much as the socket takes. Returns whether nothing is left.
     fn send(&mut self) -> Result<bool, NbdError> {
         let Link::Up(socket) = &self.link else { return Ok(true) };
         loop {
@@ -194,7 +194,7 @@ impl Runner {
         }
     }
 
-    /// Receives what is there.
+    /// Receives available data.
     fn receive(&mut self) -> Result<(), NbdError> {
         let Link::Up(socket) = &self.link else { return Ok(()) };
         match rustix::net::recv(socket, &mut self.input[..], RecvFlags::empty()) {
@@ -209,7 +209,7 @@ impl Runner {
     }
 
     /// Waits for `events` of the socket, a new request, the time at which a request fails, or
-    /// `until`. True where the socket has something to be received, or an error.
+    /// `until`. Returns whether the socket has data or an error.
     fn wait(&self, events: PollFlags, until: Option<Instant>) -> Result<bool, NbdError> {
         let until = [self.exchange.deadline(), until].into_iter().flatten().min();
         let left = until.map(|until| until.saturating_duration_since(Instant::now()));
@@ -240,7 +240,7 @@ impl Runner {
         Ok(())
     }
 
-    /// The connection is lost, or there is none: `error` says why.
+    /// Handles the loss of the connection, or a failed attempt; `error` is the reason.
     fn lose(&mut self, error: &NbdError) {
         self.exchange.lose_connection();
         self.reason = with_causes(error);
@@ -248,12 +248,12 @@ impl Runner {
         self.pause = (self.pause * 2).clamp(PAUSE_FIRST, PAUSE_MAX);
     }
 
-    /// Nothing is on its way: the server may be told that nothing will come.
+    /// Tells the server that no more requests come; no request is in flight.
     fn say_goodbye(&self) {
         if let Link::Up(socket) = &self.link {
             let (flags, cookie, offset, len) = (0, 0, 0, 0);
             let goodbye = Request { flags, command: cmd::DISC, cookie, offset, len }.encode();
-            // A server that does not take it sees the end of the connection.
+            // A server that does not get the message sees the end of the connection.
             let _ = rustix::net::send(socket, &goodbye, SendFlags::NOSIGNAL);
         }
     }

@@ -1,4 +1,4 @@
-//! Why there is no connection to an NBD server, or no more.
+//! Reasons why a connection to an NBD server fails.
 
 use std::io;
 use std::time::Duration;
@@ -9,10 +9,10 @@ use super::protocol::rep;
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum NbdError {
-    /// The system refused.
+    /// A system call failed.
     #[error("cannot {action}")]
     Io {
-        /// What was tried.
+        /// The action that failed.
         action: &'static str,
         /// Why it failed.
         source: io::Error,
@@ -20,10 +20,10 @@ pub enum NbdError {
     /// The server closed the connection.
     #[error("the server closed the connection")]
     Closed,
-    /// The server is being shut down, it says.
+    /// The server says that it is shutting down.
     #[error("the server says that it is being shut down")]
     ShuttingDown,
-    /// The server failed to make writes durable; which ones, it does not say.
+    /// The server failed to make writes durable; it does not say which ones.
     #[error("the server failed to make writes durable")]
     NotDurable,
     /// The server did not finish the handshake in time.
@@ -34,7 +34,7 @@ pub enum NbdError {
     Refused {
         /// One of [`rep`], or unknown.
         reply: u32,
-        /// What the server said, for people.
+        /// The server's message for people.
         message: String,
     },
     /// The server broke the protocol.
@@ -46,7 +46,7 @@ pub enum NbdError {
 }
 
 impl NbdError {
-    /// The system refused to do `action`.
+    /// Makes the error of a system call in `action`.
     pub(super) fn os(action: &'static str) -> impl Fn(rustix::io::Errno) -> Self {
         move |errno| Self::Io { action, source: errno.into() }
     }

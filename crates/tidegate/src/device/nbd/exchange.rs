@@ -1,19 +1,18 @@
-//! Requests on their way to a server and its replies, as a state machine over bytes: no I/O and no
-//! clock.
+//! Requests to a server and its replies, as a state machine over bytes, without I/O and clock.
 //!
 //! Invariants:
-//! 1. A request is cut into pieces that the server takes, which are sent in order, at most
-//!    [`WINDOW`] at a time. It completes once, when all its pieces are answered.
-//! 2. A reply counts only for a piece that was sent whole on this connection; any other is a fault
-//!    of the server, with which the connection ends.
-//! 3. When a connection is lost, the requests that are not complete are sent again on the next one,
-//!    whole, for the server may have lost the pieces that it answered. That is sound for all of
-//!    them: a read changes nothing, and a write, a zeroing or a discard leaves the same bytes when
-//!    it is done twice. What `flushes` says decides over flushes.
-//! 4. A server that fails to flush may have lost also what it has not answered yet: the connection
-//!    ends with that, so that this is sent again.
-//! 5. What a server sends is copied into the buffer of the read that it answers, never more than
-//!    that; nothing else of it is kept but one header.
+//! 1. A request is cut into pieces that the server accepts. They are sent in order, at most
+//!    [`WINDOW`] at a time. A request completes once, when all its pieces are answered.
+//! 2. A reply counts only for a piece that was sent completely on this connection; any other reply
+//!    is a fault of the server and ends the connection.
+//! 3. After the loss of a connection, incomplete requests are sent again on the next one, whole,
+//!    because the server may have lost the pieces that it answered. Repeating is sound: a read
+//!    changes nothing, and a write, a zeroing or a discard leaves the same bytes when done twice.
+//!    `flushes` decides over flushes.
+//! 4. A server that fails to flush may also have lost requests that it has not answered yet: the
+//!    failure ends the connection, so that they are sent again.
+//! 5. Data from the server is copied into the buffer of the read that it answers, never beyond that
+//!    buffer. Of all other input the exchange keeps one header at most.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::io::IoSlice;
@@ -29,18 +28,18 @@ use super::protocol::{
 use crate::device::{AsyncRequest, DeviceError, DeviceErrorKind, Op, Operation, OwnedOperation};
 use crate::device::{Result, ZeroFlags};
 
-/// Most pieces on their way.
+/// Most pieces in flight.
 const WINDOW: usize = 128;
 /// Most parts of messages that are sent by one system call.
 const PARTS_MAX: usize = 64;
 
-/// A request that was started.
+/// A started request.
 pub(super) struct Started {
-    /// Checked, not empty, and one that the server knows.
+    /// Checked, not empty, and supported by the server.
     pub(super) request: AsyncRequest,
     /// When it fails.
     pub(super) deadline: Instant,
-    /// When that was, for a flush.
+    /// The moment of the start, for a flush.
     pub(super) moment: Moment,
 }
 
@@ -51,14 +50,14 @@ struct Job {
     /// Command and flags of its pieces.
     command: u16,
     flags: u16,
-    /// A flush has to follow, as the server has no FUA.
+    /// A flush has to follow, because the server has no FUA.
     is_flushed: bool,
     /// First byte on the device, and length.
     offset: u64,
     len: u64,
-    /// Bytes that were cut into pieces.
+    /// Bytes already cut into pieces.
     cut: u64,
-    /// Pieces that are not answered.
+    /// Pieces without an answer.
     open: u32,
     failure: Option<DeviceError>,
 }
@@ -70,7 +69,7 @@ struct Piece {
     command: u16,
     flags: u16,
     offset: u64,
-    /// Where its bytes are in the job's memory.
+    /// Offset of its bytes in the job's memory.
     at: usize,
     len: u32,
 }
@@ -84,7 +83,7 @@ struct Outgoing {
     header: [u8; REQUEST_BYTES],
 }
 
-/// How much of the next reply is here.
+/// The received part of the next reply.
 enum Incoming {
     Header { bytes: [u8; SIMPLE_REPLY_BYTES], len: usize },
     Data { cookie: u64, len: usize },
@@ -92,30 +91,30 @@ enum Incoming {
 
 const NOTHING: Incoming = Incoming::Header { bytes: [0; SIMPLE_REPLY_BYTES], len: 0 };
 
-/// See the module.
+/// The state of the exchange; see the module.
 pub(super) struct Exchange {
     /// The URL, for errors.
     name: String,
     rules: Rules,
-    /// By arrival; so the first has the earliest deadline.
+    /// By arrival, so the first has the earliest deadline.
     jobs: BTreeMap<u64, Job>,
     last_job: u64,
-    /// Jobs that are not wholly cut.
+    /// Jobs with bytes that are not cut yet.
     uncut: VecDeque<u64>,
     outgoing: VecDeque<Outgoing>,
-    /// Bytes of the first outgoing message that were sent.
+    /// Sent bytes of the first outgoing message.
     sent_bytes: usize,
-    /// Pieces that were sent, by their cookies.
+    /// Sent pieces by cookie.
     flying: BTreeMap<u64, Piece>,
     last_cookie: u64,
     incoming: Incoming,
     flushes: Flushes,
-    /// What zeroes are written from, at a server that knows no better.
+    /// Zeroes to write as data, for a server without `WRITE_ZEROES`.
     zeroes: Vec<u8>,
 }
 
 impl Exchange {
-    /// An exchange with the export of `rules`, which errors call `name`.
+    /// Makes an exchange with the export of `rules`. Errors call it `name`.
     pub(super) fn new(name: &str, rules: Rules) -> Self {
         let zeroes = if rules.export.has(SEND_WRITE_ZEROES) { 0 } else { rules.zeroes_bytes_max };
         Self {
@@ -138,12 +137,12 @@ impl Exchange {
         self.flushes.clock()
     }
 
-    /// No request is left.
+    /// Returns whether no request is left.
     pub(super) fn is_idle(&self) -> bool {
         self.jobs.is_empty()
     }
 
-    /// When the first request fails.
+    /// Returns when the first request fails.
     pub(super) fn deadline(&self) -> Option<Instant> {
         self.jobs.first_key_value().map(|(_, job)| job.deadline)
     }
@@ -162,7 +161,7 @@ impl Exchange {
         self.jobs.insert(id, job);
     }
 
-    /// Fails the flushes that must, connected or not.
+    /// Fails the flushes that must fail, connected or not.
     pub(super) fn fail_doomed(&mut self) {
         for job in self.flushes.doomed() {
             let error = self.lost();
@@ -203,7 +202,7 @@ impl Exchange {
         }
     }
 
-    /// What is to be sent next, of at most [`PARTS_MAX`] parts; empty if there is nothing.
+    /// Returns the next bytes to send, in at most [`PARTS_MAX`] parts; empty if there are none.
     pub(super) fn to_send(&self) -> Vec<IoSlice<'_>> {
         let mut skip = self.sent_bytes;
         let parts = self.outgoing.iter().flat_map(|it| [&it.header[..], self.payload(&it.piece)]);
@@ -215,7 +214,7 @@ impl Exchange {
         rest.filter(|part| !part.is_empty()).take(PARTS_MAX).map(IoSlice::new).collect()
     }
 
-    /// The bytes that follow the header of `piece`.
+    /// Returns the bytes that follow the header of `piece`.
     fn payload(&self, piece: &Piece) -> &[u8] {
         if piece.command != cmd::WRITE {
             return &[];
@@ -227,7 +226,7 @@ impl Exchange {
         }
     }
 
-    /// `sent` bytes of what was to be sent are on their way.
+    /// Marks `sent` of the bytes from [`to_send`](Self::to_send) as sent.
     pub(super) fn sent(&mut self, sent: usize) {
         self.sent_bytes += sent;
         while let Some(first) = self.outgoing.front() {
@@ -242,11 +241,11 @@ impl Exchange {
         }
     }
 
-    /// Takes in what the server sent.
+    /// Takes in data from the server.
     ///
     /// # Errors
-    /// The server broke the protocol, is being shut down, or failed to flush: the connection is of
-    /// no more use.
+    /// Fails if the server breaks the protocol, shuts down, or fails to flush: the connection is
+    /// unusable then.
     pub(super) fn receive(&mut self, mut bytes: &[u8]) -> std::result::Result<(), NbdError> {
         while !bytes.is_empty() {
             bytes = match &mut self.incoming {
@@ -293,7 +292,8 @@ impl Exchange {
         Ok(())
     }
 
-    /// Copies data of the read `cookie`, of which `len` bytes are here; returns what is left.
+    /// Copies data of the read `cookie`, which has `len` bytes already. Returns the rest of
+    /// `bytes`.
     fn data<'a>(
         &mut self,
         cookie: u64,
@@ -319,7 +319,7 @@ impl Exchange {
         Ok(&bytes[taken..])
     }
 
-    /// The server has answered a piece, with `error` or 0.
+    /// Handles the answer to a piece, `error` or 0.
     fn land(&mut self, cookie: u64, error: u32) -> std::result::Result<(), NbdError> {
         let Some(piece) = self.flying.remove(&cookie) else { return Ok(()) };
         if piece.command == cmd::FLUSH {
@@ -371,7 +371,7 @@ impl Exchange {
         }
     }
 
-    /// The connection was lost, or is given up.
+    /// Resets the exchange after the loss of the connection: incomplete transfers are sent again.
     pub(super) fn lose_connection(&mut self) {
         self.flying.clear();
         self.outgoing.clear();
@@ -384,9 +384,9 @@ impl Exchange {
         self.uncut = transfers.map(|(id, job)| (job.restart(), *id).1).collect();
     }
 
-    /// Fails the requests whose time is over at `now`; `reason` says what they waited for. True
-    /// where the server has one of them: the connection must be given up then, for the server may
-    /// still answer it.
+    /// Fails the requests whose time limit has passed at `now`; `reason` says what they waited for.
+    /// Returns whether one is at the server. The caller must drop the connection then, because the
+    /// server may still answer it.
     pub(super) fn expire(&mut self, now: Instant, reason: &str) -> bool {
         let mut is_at_server = false;
         while let Some((&id, job)) = self.jobs.first_key_value()
@@ -447,7 +447,7 @@ impl Job {
         (self.cut, self.open, self.failure) = (0, 0, None);
     }
 
-    /// The next piece of this job, which is number `id`.
+    /// Cuts the next piece of this job, which has number `id`.
     fn cut(&mut self, id: u64, rules: &Rules, zeroes_bytes: u64) -> Option<Piece> {
         let is_zeroes = matches!(self.request.owned(), OwnedOperation::WriteZeroes { .. });
         let most = match self.command {
@@ -467,7 +467,7 @@ fn zero_flags(flags: ZeroFlags) -> u16 {
     no_hole | if flags.fast_only { cmd_flag::FAST_ZERO } else { 0 }
 }
 
-/// The server's answer `error` to `piece`.
+/// Makes the error of the server's answer `error` to `piece`.
 fn refused(name: &str, piece: &Piece, error: u32) -> DeviceError {
     let (kind, word) = match error {
         errno::PERM => (DeviceErrorKind::ReadOnly, "EPERM"),

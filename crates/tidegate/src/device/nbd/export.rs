@@ -1,4 +1,4 @@
-//! What a server tells of an export, and what a device makes of that.
+//! The server's description of an export, and the rules that a device derives.
 
 use super::error::NbdError;
 use super::protocol::export_flag::{
@@ -6,19 +6,19 @@ use super::protocol::export_flag::{
 };
 use crate::device::Geometry;
 
-/// Most bytes of one request, as far as the server allows so much: what every server takes.
+/// Most bytes of one request, which every server accepts; less if the server's limit is lower.
 pub(super) const REQUEST_BYTES_MAX: u32 = 32 << 20;
-/// Most bytes of a write that only stands for zeroes.
+/// Most bytes of a write of zeroes as data.
 const ZEROES_BYTES_MAX: u32 = 1 << 20;
-/// The block sizes of a server that tells none.
+/// The block sizes of a server that does not state them.
 const UNTOLD: (u32, u32, u32) = (1, 4096, REQUEST_BYTES_MAX);
 
 /// An export, as the server describes it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NbdExport {
-    /// The name: the server's own one, if it tells that, else the one that was asked for.
+    /// The server's own name for the export if it sends one, else the requested name.
     pub name: String,
-    /// What the server says about it; often nothing.
+    /// The server's description; often empty.
     pub description: String,
     /// Size in bytes.
     pub size_bytes: u64,
@@ -29,7 +29,7 @@ pub struct NbdExport {
 }
 
 impl NbdExport {
-    /// The export called `name`, before the server has told anything.
+    /// Makes the export called `name`, before the server has described it.
     pub(super) fn named(name: &str) -> Self {
         let (name, description) = (name.to_owned(), String::new());
         Self { name, description, size_bytes: 0, flags: 0, block_sizes: UNTOLD }
@@ -40,7 +40,7 @@ impl NbdExport {
     }
 }
 
-/// How requests to an export are made.
+/// Limits of requests to an export.
 #[derive(Debug, Clone)]
 pub(super) struct Rules {
     pub(super) export: NbdExport,
@@ -52,10 +52,10 @@ pub(super) struct Rules {
 }
 
 impl Rules {
-    /// The rules for `export`, of which no end of less than a block is used.
+    /// Makes the rules for `export`. A partial block at its end is not used.
     ///
     /// # Errors
-    /// [`NbdError::Unfit`] where no device can be made of it.
+    /// Fails as [`NbdError::Unfit`] if a device cannot use the export.
     pub(super) fn of(export: NbdExport) -> Result<Self, NbdError> {
         let (minimum, preferred, maximum) = export.block_sizes;
         let block_bytes = block_bytes(&export)?;
@@ -82,10 +82,10 @@ impl Rules {
         Ok(Self { export, geometry, request_bytes_max, zeroes_bytes_max })
     }
 
-    /// Checks that `now`, what the server tells after a reconnection, serves the same purposes.
+    /// Checks that `now`, the rules after a reconnection, fit this device.
     ///
     /// # Errors
-    /// [`NbdError::Unfit`] with what changed.
+    /// Fails as [`NbdError::Unfit`], naming the change.
     pub(super) fn check_again(&self, now: &Self) -> Result<(), NbdError> {
         let (was, is) = (&self.export, &now.export);
         let needed = SEND_FLUSH | SEND_FUA | SEND_TRIM | SEND_WRITE_ZEROES | SEND_FAST_ZERO;
@@ -111,8 +111,8 @@ impl Rules {
     }
 }
 
-/// The largest block up to the preferred one, and to 4096 bytes, of which the export is made; at
-/// least the server's smallest.
+/// Returns the largest block size, up to the preferred one and 4096 bytes, that divides the export;
+/// at least the server's smallest size.
 fn block_bytes(export: &NbdExport) -> Result<u32, NbdError> {
     let (minimum, preferred, _) = export.block_sizes;
     let sizes = [4096, 2048, 1024, 512];

@@ -1,27 +1,27 @@
-//! Which writes a flush covers, and when it must fail: pure state.
+//! Decides which writes a flush covers, and when it must fail: pure state.
 //!
-//! Acknowledged writes that only a flush makes durable are numbered. A flush is *asked for* after a
-//! certain write; a loss is *told* by a flush that fails.
+//! Acknowledged writes that only a flush makes durable are numbered. A flush is *requested* after a
+//! certain write; a loss is *reported* by a flush that fails.
 //!
 //! Invariants:
-//! 1. One flush is on its way at a time; those that are asked for meanwhile share the next one.
-//! 2. A flush succeeds only if each write that was acknowledged before it was asked for was
-//!    answered on the connection of the flush, or was flushed, or its loss was told by a flush that
-//!    was asked for after that write.
-//! 3. A flush that was asked for before another one's failure was told fails too: the lost writes
-//!    may be its caller's.
+//! 1. One flush is in flight at a time; flushes requested meanwhile share the next one.
+//! 2. A flush succeeds only if each write acknowledged before its request was answered on the
+//!    flush's own connection, or was flushed, or its loss was reported by a flush requested after
+//!    that write.
+//! 3. A flush requested before another flush's failure was reported fails too, because its caller
+//!    may own the lost writes.
 
 use std::mem::take;
 use std::sync::Arc;
 
 use crate::sync::{AtomicU64, Ordering};
 
-/// What a flush knows when it is asked for.
+/// The state at the request of a flush.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Moment {
     /// Number of the last acknowledged write.
     write: u64,
-    /// Number of the failures that flushes were told.
+    /// Number of failures reported so far.
     failures: u64,
 }
 
@@ -31,7 +31,7 @@ struct Counts {
     failures: AtomicU64,
 }
 
-/// Tells the moment, to the threads that ask for flushes.
+/// Gives the current moment to threads that request flushes.
 #[derive(Clone, Default)]
 pub(super) struct Clock(Arc<Counts>);
 
@@ -42,32 +42,32 @@ impl Clock {
     }
 }
 
-/// A flush that is asked for.
+/// A requested flush.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Asked {
     job: u64,
-    /// The last write that was acknowledged before; none where the flush completes a forced write,
-    /// at a server without FUA.
+    /// The last write acknowledged before; `None` if the flush completes a forced write at a server
+    /// without FUA.
     after: Option<u64>,
 }
 
-/// Writes that are lost, or may be: those after the one, up to the other.
+/// Writes that are, or may be, lost: those after `after`, up to `upto`.
 #[derive(Debug, Clone, Copy)]
 struct Lost {
     after: u64,
     upto: u64,
 }
 
-/// See the module. Flushes are numbered by their jobs.
+/// The state of all flushes; see the module. Flushes are numbered by their jobs.
 #[derive(Default)]
 pub(super) struct Flushes {
     waiting: Vec<Asked>,
     running: Option<Vec<Asked>>,
-    /// The last write that was acknowledged before the flush on its way was sent.
+    /// The last write acknowledged before the flush in flight was sent.
     covered: u64,
     /// All writes up to this one are flushed, or lost.
     accounted: u64,
-    /// What no flush was told yet.
+    /// Losses that no flush has reported yet.
     lost: Option<Lost>,
     clock: Clock,
 }
@@ -77,12 +77,12 @@ impl Flushes {
         self.clock.clone()
     }
 
-    /// A write that only a flush makes durable is being acknowledged.
+    /// Counts a write, about to be acknowledged, that only a flush makes durable.
     pub(super) fn wrote(&mut self) {
         self.clock.0.writes.fetch_add(1, Ordering::Release);
     }
 
-    /// A flush was asked for at `moment`. False: it must fail at once.
+    /// Adds a flush requested at `moment`. Returns false if it must fail at once.
     pub(super) fn ask(&mut self, job: u64, moment: Moment) -> bool {
         let is_later = moment.failures == self.clock.now().failures;
         if is_later {
@@ -91,12 +91,12 @@ impl Flushes {
         is_later
     }
 
-    /// The forced write `job` was answered, by a server without FUA.
+    /// Adds a flush for the forced write `job`, which a server without FUA has answered.
     pub(super) fn ask_for_write(&mut self, job: u64) {
         self.waiting.push(Asked { job, after: None });
     }
 
-    /// The next flush may be sent: it is on its way then.
+    /// Returns whether the next flush may be sent; it counts as in flight then.
     pub(super) fn begin(&mut self) -> bool {
         if self.running.is_some() || self.waiting.is_empty() {
             return false;
@@ -106,14 +106,14 @@ impl Flushes {
         true
     }
 
-    /// The flush on its way has succeeded: the jobs that it completes.
+    /// Ends the flush in flight as successful. Returns the jobs that it completes.
     pub(super) fn succeed(&mut self) -> Vec<u64> {
         self.accounted = self.covered;
         jobs(self.running.take().unwrap_or_default())
     }
 
-    /// The connection was lost: the forced writes that must fail, because only a flush on that
-    /// connection would have covered them. Other flushes are made again, or are
+    /// Handles the loss of the connection. Returns the forced writes that must fail, because only a
+    /// flush on that connection would have covered them. Other flushes are made again, or are
     /// [`doomed`](Self::doomed).
     pub(super) fn lose_connection(&mut self) -> Vec<u64> {
         self.lose_writes();
@@ -123,8 +123,8 @@ impl Flushes {
         jobs(self.waiting.extract_if(.., |it| it.after.is_none()).collect())
     }
 
-    /// All acknowledged writes that are not flushed may be lost: with a connection, or because the
-    /// server failed to flush.
+    /// Marks all acknowledged writes that are not flushed as possibly lost: with the connection, or
+    /// because the server failed to flush.
     fn lose_writes(&mut self) {
         let upto = self.clock.now().write;
         if upto > self.accounted {
@@ -138,7 +138,7 @@ impl Flushes {
         asked.after.zip(self.lost).is_some_and(|(write, lost)| write > lost.after)
     }
 
-    /// The flushes that must fail because writes before them are lost.
+    /// Takes out the flushes that must fail because writes before them are lost.
     pub(super) fn doomed(&mut self) -> Vec<u64> {
         if self.running.is_some() || self.lost.is_none() {
             return Vec::new();
@@ -149,8 +149,7 @@ impl Flushes {
         self.tell(doomed)
     }
 
-    /// The flush on its way, or the wait for one, has failed: all flushes that were asked for share
-    /// that.
+    /// Fails the flush in flight, or the wait for one, and every flush requested so far.
     pub(super) fn fail(&mut self) -> Vec<u64> {
         self.lose_writes();
         let mut failed = self.running.take().unwrap_or_default();

@@ -1,5 +1,5 @@
-//! Bodies of the fuzz targets, plain functions so that a short property test runs them too: what a
-//! server sends, cut where the input says, goes to the very code that receives it.
+//! Bodies of the fuzz targets, as plain functions that a short property test also runs: input from
+//! a server, cut into parts by the fuzzer, goes to the code that receives it.
 
 #![expect(clippy::disallowed_methods, reason = "requests have a time limit, which no test reaches")]
 
@@ -17,7 +17,7 @@ use crate::device::{AsyncRequest, Context, IoBuffer, OwnedOperation, WriteFlags,
 /// More than one message of a handshake.
 const INPUT_BYTES_MAX: usize = 64 << 10;
 
-/// The next part: a byte says its length.
+/// Takes the next part; its first byte is its length.
 fn part<'a>(data: &mut &'a [u8]) -> &'a [u8] {
     let Some((&len, rest)) = data.split_first() else { return &[] };
     let (part, rest) = rest.split_at(rest.len().min(usize::from(len)));
@@ -25,10 +25,10 @@ fn part<'a>(data: &mut &'a [u8]) -> &'a [u8] {
     part
 }
 
-/// A handshake with a server that sends `data`.
+/// Runs a handshake with a server that sends `data`.
 ///
 /// # Panics
-/// An invariant does not hold.
+/// Panics if an invariant does not hold.
 pub fn handshake(mut data: &[u8]) {
     let mut handshake = Handshake::new("export");
     let (mut input, mut output) = (Vec::new(), Vec::new());
@@ -52,11 +52,11 @@ pub fn handshake(mut data: &[u8]) {
     }
 }
 
-/// The requests of a client, over a server that answers with `data` on one connection, and with the
+/// Runs requests of a client over a server that answers with `data` on one connection, and with the
 /// rest on another after a fault.
 ///
 /// # Panics
-/// A request does not complete, or completes twice.
+/// Panics if a request does not complete, or completes twice.
 pub fn replies(mut data: &[u8]) {
     let first = part(&mut data).first().copied().unwrap_or(0);
     let flags = SEND_FLUSH | u16::from(first) << 3;

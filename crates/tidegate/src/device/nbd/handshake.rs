@@ -1,8 +1,8 @@
 //! The handshake (fixed newstyle, `NBD_OPT_GO`) as a state machine over bytes, without I/O.
 //!
-//! Invariants: what a server can make the client hold is one answer of at most
-//! [`ANSWER_BYTES_MAX`]; the number of answers is bounded; strings of the server are cut and
-//! stripped of control characters before people see them.
+//! Invariants: the client buffers at most one answer of [`ANSWER_BYTES_MAX`]; the number of answers
+//! is bounded; strings of the server are cut and stripped of control characters before people see
+//! them.
 
 use super::error::NbdError;
 use super::export::NbdExport;
@@ -19,13 +19,13 @@ const ANSWER_HEADER_BYTES: usize = 20;
 const ANSWER_BYTES_MAX: usize = 8 << 10;
 /// The most answers of one handshake.
 const ANSWERS_MAX: u32 = 64;
-/// The most characters of the server's words that an error repeats.
+/// The most characters of the server's message that an error repeats.
 const MESSAGE_CHARS_MAX: usize = 200;
 
-/// What to do after a call of [`Handshake::advance`].
+/// The next step after a call of [`Handshake::advance`].
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Step {
-    /// The message is not whole: call again with more bytes.
+    /// The message is incomplete: call again with more bytes.
     NeedInput,
     /// A message was handled: call again.
     Again,
@@ -42,22 +42,22 @@ pub(super) struct Handshake {
 }
 
 impl Handshake {
-    /// A handshake for the export called `name`.
+    /// Starts a handshake for the export called `name`.
     pub(super) fn new(name: &str) -> Self {
         let export = NbdExport::named(name);
         Self { is_greeted: false, is_described: false, answers: 0, export }
     }
 
-    /// What the server told.
+    /// Returns the server's description of the export.
     pub(super) fn into_export(self) -> NbdExport {
         self.export
     }
 
-    /// Handles the message at the front of `input` and appends what is to be sent to `output`.
-    /// Returns how many bytes were used up, and what to do next.
+    /// Handles the message at the front of `input` and appends the reply to `output`. Returns the
+    /// number of used bytes, and the next step.
     ///
     /// # Errors
-    /// The server refuses, or breaks the protocol.
+    /// Fails if the server refuses or breaks the protocol.
     pub(super) fn advance(
         &mut self,
         input: &[u8],
@@ -118,7 +118,7 @@ impl Handshake {
             Some(info::BLOCK_SIZE) => three(&mut cursor).map(|it| self.export.block_sizes = it),
             Some(info::NAME) => string(cursor).map(|name| self.export.name = name),
             Some(info::DESCRIPTION) => string(cursor).map(|it| self.export.description = it),
-            // Later servers may tell more.
+            // Unknown information, maybe of later servers, is ignored.
             Some(_) => Some(()),
             None => None,
         };
@@ -126,7 +126,8 @@ impl Handshake {
     }
 }
 
-/// Kind and length of the answer at the front of `input`; none while its header is not whole.
+/// Returns kind and length of the answer at the front of `input`; `None` if its header is
+/// incomplete.
 fn answer_header(input: &[u8]) -> Result<Option<(u32, usize)>, NbdError> {
     let mut cursor = Cursor(input);
     let fields = (cursor.u64(), cursor.u32(), cursor.u32(), cursor.u32());
@@ -143,7 +144,7 @@ fn answer_header(input: &[u8]) -> Result<Option<(u32, usize)>, NbdError> {
     }
 }
 
-/// Asks for the export called `name`, and for all that tells it from others.
+/// Asks for the export called `name`, and for the information that identifies it.
 fn push_go(output: &mut Vec<u8>, name: &str) {
     let wanted = [info::BLOCK_SIZE, info::NAME, info::DESCRIPTION].map(be16).concat();
     output.extend(be64(OPTION_MAGIC));
@@ -167,7 +168,7 @@ fn protocol(what: &str) -> NbdError {
     NbdError::Protocol(what.to_owned())
 }
 
-/// The server's words as a part of one line.
+/// Makes the server's message fit into one line.
 fn printable(bytes: &[u8]) -> String {
     let text = String::from_utf8_lossy(bytes);
     text.chars().filter(|letter| !letter.is_control()).take(MESSAGE_CHARS_MAX).collect()

@@ -2,40 +2,39 @@
 //!
 //! Invariants:
 //! 1. Requests are sent as they are started, many at a time, on one connection. So an export needs
-//!    no `NBD_FLAG_CAN_MULTI_CONN`: a flush covers what was answered on its own connection.
-//! 2. A connection that is lost is made again, and what was not answered is sent again. A request
-//!    that is not answered within its time limit fails with an error that says so.
-//! 3. A flush never succeeds for writes that may be lost with a server; the next section says how.
-//! 4. No byte of a server makes the device panic, or take memory that no request asked for.
+//!    no `NBD_FLAG_CAN_MULTI_CONN`: a flush covers requests answered on its own connection.
+//! 2. After the loss of a connection the device reconnects and sends unanswered requests again. A
+//!    request that is not answered within its time limit fails with an error that says so.
+//! 3. A flush never succeeds if writes may be lost with a server; the next section says how.
+//! 4. No input from a server makes the device panic, or allocate memory that no request needs.
 //!
 //! # A server that dies between a write and a flush
 //!
-//! A write that was acknowledged and not flushed may be in the server's memory only. When the
-//! connection ends, the client cannot tell a server that died from a network that failed, and after
-//! it has connected again, a flush would cover what the new server knows, without the lost write.
-//! To send the write again would need a copy of all that was acknowledged since the last flush,
-//! which only this memory would hold: the tier above has these bytes anyway, on persistent memory,
-//! as log and cache keep what they write here until a flush has succeeded. So the device keeps
-//! nothing and tells the loss: the next flush fails, and with it each flush that was asked for
-//! before its failure was told. The tier above then writes again and flushes again, as after a
-//! failed flush of a disk. A flush tells only of the writes that were acknowledged before it was
-//! asked for; lost ones after that fail the next flush, whose caller knows them.
+//! An acknowledged write that was not flushed may be in the server's memory only. When the
+//! connection ends, the client cannot tell a crashed server from a failed network. A flush after
+//! the reconnection covers only writes that the new server knows, without the lost one. To send
+//! lost writes again, the device would need a copy of all writes acknowledged since the last flush.
+//! The tier above has this copy anyway, on persistent memory: log and cache keep the data that they
+//! write here until a flush succeeds. So the device keeps nothing and reports the loss: the next
+//! flush fails, and so does each flush requested before that failure was reported. The tier above
+//! then writes and flushes again, as after a failed flush of a disk. A flush reports only losses of
+//! writes acknowledged before its request; later ones fail the next flush, whose caller knows them.
 //!
-//! Writes in flight when the connection ends are no part of the loss: they are sent again, whole,
-//! before they are acknowledged. A write with FUA is durable when it is answered; at a server
-//! without FUA it is a write and a flush, and fails if the connection ends between them. A server
-//! that fails to flush may have lost what it has not answered yet, too: the connection is given up
-//! then, as if it had been lost.
+//! Writes in flight when the connection ends are not lost: they are sent again, whole, before they
+//! are acknowledged. A write with FUA is durable when it is answered; at a server without FUA it is
+//! a write and a flush, and fails if the connection ends between the two. A server that fails to
+//! flush may also have lost unanswered requests: the device drops the connection, as if it had been
+//! lost.
 //!
-//! What the protocol cannot give: a server that lives on may still carry out a request of a
-//! connection that was given up, after a newer write of the same bytes on the next connection. It
-//! matters only where a network, and not the server, fails in the middle of a write, or where a
-//! server is silent for longer than the time limit.
+//! A limit of the protocol: a server that lives on may still execute a request of a dropped
+//! connection, after a newer write of the same bytes on the next connection. This matters only if a
+//! network, not the server, fails in the middle of a write, or if a server is silent for longer
+//! than the time limit.
 //!
-//! Map: [`NbdDevice`] answers the trait; `dial` connects; `handshake` agrees on an export, which is
-//! [`NbdExport`], and `export` makes [`Geometry`] and rules of it; `engine` is the thread;
-//! `exchange` cuts requests into pieces and takes replies; `flushes` decides over flushes;
-//! [`protocol`] has the words that a server shares.
+//! Map: [`NbdDevice`] implements the trait; `dial` connects; `handshake` agrees on an export
+//! ([`NbdExport`]), and `export` derives [`Geometry`] and rules; `engine` is the thread; `exchange`
+//! cuts requests into pieces and takes replies; `flushes` decides over flushes; [`protocol`] has
+//! the definitions that a server shares.
 
 mod dial;
 mod engine;
@@ -75,9 +74,9 @@ pub struct NbdOptions {
     pub address: NbdAddress,
     /// The export's name; empty for the server's default.
     pub export: String,
-    /// What errors call it, such as its URL.
+    /// The device's name in errors, such as its URL.
     pub name: String,
-    /// How long a request may take, with all attempts to reach the server again: at least 1 ms.
+    /// Time limit of a request, including all attempts to reconnect: at least 1 ms.
     pub timeout: Duration,
 }
 
@@ -92,8 +91,8 @@ impl NbdDevice {
     /// Connects to the server and opens the export.
     ///
     /// # Errors
-    /// [`Io`](DeviceErrorKind::Io) with an [`NbdError`] as its source: the server cannot be
-    /// reached, refuses, or offers an export that no device can be made of.
+    /// Fails as [`Io`](DeviceErrorKind::Io), with an [`NbdError`] as the source, if the server
+    /// cannot be reached, refuses, or offers an export that a device cannot use.
     pub fn open(options: &NbdOptions) -> Result<Self> {
         let NbdOptions { name, .. } = options;
         Self::connect(options).map_err(|error| {
@@ -113,12 +112,12 @@ impl NbdDevice {
         Ok(Self { name, rules, engine })
     }
 
-    /// What the server told about the export.
+    /// Returns the server's description of the export.
     pub fn export(&self) -> &NbdExport {
         &self.rules.export
     }
 
-    /// The result of `operation` where the server has nothing to do for it.
+    /// Returns the result of `operation` if the server is not needed.
     fn answer(&self, operation: &mut Operation<'_>) -> Option<Result<()>> {
         let (geometry, export) = (&self.rules.geometry, &self.rules.export);
         let checked = geometry.check_operation(operation);
@@ -141,13 +140,13 @@ impl NbdDevice {
         }
     }
 
-    /// Runs requests, of which none is a flush or there is one only, to their ends.
+    /// Runs requests to their ends. They are either a single flush or contain no flush.
     fn run_together(&self, requests: &mut [Request<'_>]) {
         let (told, ends) = channel();
         for (index, request) in requests.iter().enumerate() {
             let told = told.clone();
             let completion = move |operation, result| {
-                // The receiver waits for all of them.
+                // The receiver waits for all results.
                 let _ = told.send((index, operation, result));
             };
             let operation = OwnedOperation::like(&request.operation);

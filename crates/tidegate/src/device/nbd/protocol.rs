@@ -1,8 +1,8 @@
-//! The words of the NBD protocol that a client and a server share: constants, the header of a
+//! The parts of the NBD protocol that a client and a server share: constants, the header of a
 //! request, and numbers and strings on the wire.
 //!
 //! Invariants: everything here is a pure function over bytes; every number on the wire is
-//! big-endian; nothing is allocated by a length that the other side names.
+//! big-endian; no length from the other side causes an allocation.
 //!
 //! Source: `doc/proto.md` of the reference implementation, github.com/NetworkBlockDevice/nbd.
 
@@ -63,7 +63,7 @@ pub mod info {
     pub const BLOCK_SIZE: u16 = 3;
 }
 
-/// Transmission flags: what an export can do.
+/// Transmission flags: the abilities of an export.
 pub mod export_flag {
     pub const HAS_FLAGS: u16 = 1 << 0;
     pub const READ_ONLY: u16 = 1 << 1;
@@ -142,7 +142,7 @@ pub const CHUNK_HEADER_BYTES: usize = 20;
 pub struct Cursor<'a>(pub &'a [u8]);
 
 impl<'a> Cursor<'a> {
-    /// The next `len` bytes, if there are so many.
+    /// Takes the next `len` bytes; `None` if fewer are left.
     pub fn take(&mut self, len: usize) -> Option<&'a [u8]> {
         let (taken, rest) = self.0.split_at_checked(len)?;
         self.0 = rest;
@@ -155,34 +155,34 @@ impl<'a> Cursor<'a> {
         Some(*taken)
     }
 
-    /// The next 16 bits.
+    /// Takes the next 16 bits.
     pub fn u16(&mut self) -> Option<u16> {
         self.array().map(u16::from_be_bytes)
     }
 
-    /// The next 32 bits.
+    /// Takes the next 32 bits.
     pub fn u32(&mut self) -> Option<u32> {
         self.array().map(u32::from_be_bytes)
     }
 
-    /// The next 64 bits.
+    /// Takes the next 64 bits.
     pub fn u64(&mut self) -> Option<u64> {
         self.array().map(u64::from_be_bytes)
     }
 
-    /// A string behind its 32-bit length: UTF-8 without NUL, at most [`MAX_STRING_BYTES`].
+    /// Takes a string after its 32-bit length: UTF-8 without NUL, at most [`MAX_STRING_BYTES`].
     pub fn string(&mut self) -> Option<&'a str> {
         let len = usize::try_from(self.u32()?).ok()?;
         parse_string(self.take(len)?)
     }
 
-    /// Nothing is left.
+    /// Returns whether nothing is left.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 }
 
-/// `bytes` as a string of the protocol: UTF-8 without NUL, at most [`MAX_STRING_BYTES`].
+/// Parses `bytes` as a string of the protocol: UTF-8 without NUL, at most [`MAX_STRING_BYTES`].
 pub fn parse_string(bytes: &[u8]) -> Option<&str> {
     let fits = bytes.len() <= MAX_STRING_BYTES && !bytes.contains(&0);
     std::str::from_utf8(bytes).ok().filter(|_| fits)
@@ -198,10 +198,10 @@ pub struct OptionHeader {
 }
 
 impl OptionHeader {
-    /// Reads the header at the front of `bytes`: `None` while it is not whole.
+    /// Reads the header at the front of `bytes`. Returns `None` if it is incomplete.
     ///
     /// # Errors
-    /// The magic found, where it is not [`OPTION_MAGIC`].
+    /// Fails with the magic found if it is not [`OPTION_MAGIC`].
     pub fn parse(bytes: &[u8]) -> Result<Option<Self>, u64> {
         let mut cursor = Cursor(bytes);
         match cursor.u64() {
@@ -220,7 +220,7 @@ pub struct Request {
     pub flags: u16,
     /// One of [`cmd`], or unknown.
     pub command: u16,
-    /// The client's name for the request, given back with the reply.
+    /// The client's identifier of the request, returned with the reply.
     pub cookie: u64,
     /// First byte.
     pub offset: u64,
@@ -229,10 +229,10 @@ pub struct Request {
 }
 
 impl Request {
-    /// Reads the header at the front of `bytes`: `None` while it is not whole.
+    /// Reads the header at the front of `bytes`. Returns `None` if it is incomplete.
     ///
     /// # Errors
-    /// The magic found, where it is not [`REQUEST_MAGIC`].
+    /// Fails with the magic found if it is not [`REQUEST_MAGIC`].
     pub fn parse(bytes: &[u8]) -> Result<Option<Self>, u32> {
         let mut cursor = Cursor(bytes);
         match cursor.u32() {
@@ -253,35 +253,35 @@ impl Request {
         })
     }
 
-    /// The header as it goes on the wire.
+    /// Encodes the header for the wire.
     pub fn encode(&self) -> [u8; REQUEST_BYTES] {
         let Self { flags, command, cookie, offset, len } = *self;
         let (magic, flags, command) = (be32(REQUEST_MAGIC), be16(flags), be16(command));
         joined([&magic, &flags, &command, &be64(cookie), &be64(offset), &be32(len)])
     }
 
-    /// Bytes of data that follow the header.
+    /// Returns the number of data bytes that follow the header.
     pub fn payload_bytes(&self) -> u32 {
         if self.command == cmd::WRITE { self.len } else { 0 }
     }
 }
 
-/// A 32-bit number as it goes on the wire.
+/// Encodes a 32-bit number for the wire.
 pub fn be32(value: u32) -> [u8; 4] {
     value.to_be_bytes()
 }
 
-/// A 64-bit number as it goes on the wire.
+/// Encodes a 64-bit number for the wire.
 pub fn be64(value: u64) -> [u8; 8] {
     value.to_be_bytes()
 }
 
-/// A 16-bit number as it goes on the wire.
+/// Encodes a 16-bit number for the wire.
 pub fn be16(value: u16) -> [u8; 2] {
     value.to_be_bytes()
 }
 
-/// The fields of a message, one behind the other; what they lack of it is 0.
+/// Joins the fields of a message; the rest of the message is 0.
 #[inline]
 pub fn joined<const N: usize, const FIELDS: usize>(fields: [&[u8]; FIELDS]) -> [u8; N] {
     let mut message = [0; N];
@@ -293,7 +293,7 @@ pub fn joined<const N: usize, const FIELDS: usize>(fields: [&[u8]; FIELDS]) -> [
     message
 }
 
-/// A length of something that this side built, and keeps far below 4 GiB.
+/// Converts the length of an own message, always far below 4 GiB.
 pub fn wire_len(len: usize) -> u32 {
     u32::try_from(len).unwrap_or(u32::MAX)
 }

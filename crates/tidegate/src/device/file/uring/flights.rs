@@ -1,9 +1,9 @@
 //! Transfers in the kernel that own their memory.
 //!
-//! Invariant on which every `unsafe` here rests: a request stays in its slot, untouched, from the
+//! Invariant (every `unsafe` here relies on it): a request stays in its slot, untouched, from the
 //! moment its entry is in the submission queue until its completion was taken out. Its memory is on
-//! the heap and does not move with the slot. Where the ring goes away first, the slots are leaked:
-//! memory that the kernel may still write to is never given back.
+//! the heap and does not move with the slot. If the ring is dropped first, the slots are leaked:
+//! memory that the kernel may still write to is never freed.
 
 use std::fs::File;
 use std::os::fd::{AsRawFd, BorrowedFd};
@@ -14,7 +14,7 @@ use rustix::io::Errno;
 use super::{ENTRIES, Force, Memory, Stop, Transfer, enter};
 use crate::device::{AsyncRequest, Operation};
 
-/// The number of the entry that waits for the wake-up.
+/// The number of the entry that polls the wake-up event.
 const WAKE: u64 = u64::MAX;
 
 /// A request on its way.
@@ -35,7 +35,7 @@ pub(in crate::device::file) struct Flights {
     is_armed: bool,
 }
 
-/// A request whose transfer is over, and how that ended.
+/// A request whose transfer has ended, and the result.
 pub(in crate::device::file) type Landed = (AsyncRequest, Result<(), Stop>);
 
 impl Flights {
@@ -51,7 +51,7 @@ impl Flights {
         })
     }
 
-    /// Nothing is on its way.
+    /// Returns whether no request is in flight.
     pub(in crate::device::file) fn is_empty(&self) -> bool {
         self.free.len() == self.slots.len()
     }
@@ -70,8 +70,8 @@ impl Flights {
         self.ready.push_back(slot);
     }
 
-    /// Hands what is ready to the kernel, waits until a transfer completes or `wake` is readable,
-    /// and adds what is over to `landed`. On an error the ring is of no more use.
+    /// Hands ready transfers to the kernel, waits until one completes or `wake` is readable, and
+    /// adds the ended ones to `landed`. After an error the ring is unusable.
     pub(in crate::device::file) fn turn(
         &mut self,
         file: &File,
@@ -86,7 +86,7 @@ impl Flights {
         Ok(())
     }
 
-    /// Gives everything up that the kernel does not hold.
+    /// Returns all requests that the kernel does not hold.
     pub(in crate::device::file) fn abandon(&mut self) -> Vec<AsyncRequest> {
         let ready = std::mem::take(&mut self.ready);
         let flights = ready.into_iter().filter_map(|slot| self.land(slot));
@@ -104,8 +104,8 @@ impl Flights {
         self.is_armed = unsafe { self.ring.submission().push(&entry) }.is_ok();
     }
 
-    /// Fills the submission queue, but for the entry of the wake-up. The completion queue is twice
-    /// as long, so that it cannot overflow.
+    /// Fills the submission queue, except one entry for the wake-up. The completion queue is twice
+    /// as long, so it cannot overflow.
     fn push(&mut self, file: &File) {
         while self.in_kernel < ENTRIES as usize - 1 {
             let Some(slot) = self.ready.pop_front() else { return };
@@ -117,8 +117,9 @@ impl Flights {
                 _ => Memory::Sync,
             };
             let entry = memory.entry(file, transfer).user_data(slot as u64);
-            // SAFETY: the entry points into the heap memory of a request that stays in its slot
-            // until the entry's completion is taken out, as the head of the module says.
+            // SAFETY: the entry points into the heap memory of a request. The request stays in its
+            // slot until the entry's completion is taken out (module invariant), so the memory
+            // outlives the entry.
             if unsafe { self.ring.submission().push(&entry) }.is_err() {
                 self.ready.push_front(slot);
                 return;

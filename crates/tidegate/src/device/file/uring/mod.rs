@@ -1,10 +1,10 @@
 //! The edge to `io_uring`, and the only `unsafe` of the devices: transfers of whole batches here,
 //! transfers that own their memory in `flights`.
 //!
-//! Invariant on which every `unsafe` here rests: [`Ring::run`] borrows the memory of its jobs and
+//! Invariant (every `unsafe` here relies on it): [`Ring::run`] borrows the memory of its jobs and
 //! does not return, and cannot unwind, before the kernel has completed every transfer that it
-//! accepted. What the kernel did not accept is in the submission queue only, and goes away with the
-//! ring, which a failed [`Ring::run`] tells its caller to drop.
+//! accepted. Entries that the kernel did not accept are in the submission queue only, and go away
+//! with the ring, which the caller drops after a failed [`Ring::run`].
 
 #![expect(
     unsafe_code,
@@ -28,13 +28,13 @@ const ENTRIES: u32 = 64;
 /// of every block size.
 const TRANSFER_BYTES_MAX: usize = 1 << 30;
 
-/// What a transfer moves.
+/// The data of a transfer.
 pub(super) enum Memory<'a> {
     /// Read from the file into this.
     Read(&'a mut [u8]),
     /// Write this to the file, and force it to the medium if asked.
     Write(&'a [u8], Force),
-    /// Nothing: make what was written durable.
+    /// No data: make earlier writes durable.
     Sync,
 }
 
@@ -56,7 +56,7 @@ struct Transfer {
     offset: u64,
     len: usize,
     done: usize,
-    /// Let the kernel block for it on a thread of its own: set after it said "again".
+    /// Let a kernel thread block for the transfer: set after the kernel answered `EAGAIN`.
     blocking: bool,
     end: Option<Result<(), Stop>>,
 }
@@ -79,7 +79,7 @@ impl<'a> Job<'a> {
         Self { memory, transfer }
     }
 
-    /// How it ended; a job that never ran failed with its ring.
+    /// Returns the result; a job that never ran failed with its ring.
     pub(super) fn end(&self) -> Result<(), Stop> {
         self.transfer.end.unwrap_or(Err(Stop::Os(Errno::IO)))
     }
@@ -94,7 +94,7 @@ impl Memory<'_> {
         }
     }
 
-    /// The entry that moves what is left of `transfer`.
+    /// Makes the entry that moves the rest of `transfer`.
     fn entry(&mut self, file: &File, transfer: &Transfer) -> squeue::Entry {
         let fd = types::Fd(file.as_raw_fd());
         let at = transfer.offset + transfer.done as u64;
@@ -122,8 +122,9 @@ impl Transfer {
         Self { offset, len, done: 0, blocking: false, end: None }
     }
 
-    /// Takes a completion in; true when the transfer is over. One that stopped inside a unit of
-    /// `unit` bytes, which `O_DIRECT` cannot continue, is continued at that unit's start.
+    /// Takes a completion in. Returns whether the transfer has ended. `O_DIRECT` cannot continue
+    /// inside a unit of `unit` bytes, so a transfer that stopped there continues at the unit's
+    /// start.
     fn complete(&mut self, result: i32, unit: usize) -> bool {
         match usize::try_from(result) {
             Ok(moved) => {
@@ -161,8 +162,8 @@ impl Ring {
         ring.map(|ring| Self { ring }).map_err(|error| super::errno_of(&error))
     }
 
-    /// Runs every job to its end. On an error the ring is of no more use; jobs without an end did
-    /// not run whole.
+    /// Runs every job to its end. After an error the ring is unusable, and jobs without a result
+    /// did not run whole.
     pub(super) fn run(
         &mut self,
         file: &File,
@@ -187,9 +188,9 @@ impl Ring {
             let Some(index) = flight.queue.pop() else { return };
             let Some(job) = jobs.get_mut(index) else { continue };
             let entry = job.memory.entry(file, &job.transfer).user_data(index as u64);
-            // SAFETY: the entry points into the memory of `job`, which `run` borrows and which is
-            // initialized (it comes from slices); `run` does not return before the entry completed,
-            // or the kernel never saw it.
+            // SAFETY: the entry points into the memory of `job`, which comes from slices, so it is
+            // initialized. `run` borrows the jobs and does not return before the entry has
+            // completed; an entry that the kernel never saw goes away with the ring.
             if unsafe { self.ring.submission().push(&entry) }.is_err() {
                 flight.queue.push(index);
                 return;
@@ -198,7 +199,7 @@ impl Ring {
         }
     }
 
-    /// Takes completions out; a job that is not over goes back to the queue.
+    /// Takes completions out; an unfinished job goes back to the queue.
     fn reap(&mut self, jobs: &mut [Job<'_>], flight: &mut Flight, unit: usize) {
         for completion in self.ring.completion() {
             flight.pushed = flight.pushed.saturating_sub(1);
@@ -211,15 +212,15 @@ impl Ring {
         }
     }
 
-    /// After a failed entry: waits for what the kernel holds, without entering it through the ring.
+    /// Waits for the transfers that the kernel holds, without entering the kernel by the ring,
+    /// which failed.
     fn drain(&mut self, jobs: &mut [Job<'_>], flight: &mut Flight, unit: usize) {
         loop {
             self.reap(jobs, flight, unit);
             if flight.pushed <= self.ring.submission().len() {
                 return;
             }
-            // Completions are posted when this thread passes through the kernel, which yielding
-            // does.
+            // The kernel posts completions when this thread passes through it, which yielding does.
             std::thread::yield_now();
         }
     }
@@ -230,15 +231,15 @@ fn enter(ring: &IoUring) -> Result<(), Errno> {
     match ring.submit_and_wait(1) {
         Ok(_) => Ok(()),
         Err(error) => match super::errno_of(&error) {
-            // The kernel was interrupted, or wants completions taken out first: both are done by
-            // the next turn.
+            // An interrupted call, or a full completion queue: the next turn repeats the one and
+            // empties the other.
             Errno::INTR | Errno::AGAIN | Errno::BUSY => Ok(()),
             errno => Err(errno),
         },
     }
 }
 
-/// What is on its way.
+/// The state of a batch in flight.
 struct Flight {
     /// Jobs to push, last first.
     queue: Vec<usize>,
