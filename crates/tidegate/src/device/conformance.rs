@@ -38,7 +38,7 @@ impl Default for Promises {
 /// Tests every promise of a writable device.
 ///
 /// # Panics
-/// Where the device does not keep an invariant.
+/// Panics if the device breaks an invariant.
 pub fn check(device: &dyn BlockDevice, promises: Promises) {
     let geometry = device.geometry();
     assert!(super::is_block_bytes(geometry.block_bytes), "{geometry:?}");
@@ -64,7 +64,7 @@ pub fn check(device: &dyn BlockDevice, promises: Promises) {
 /// Runs [`check`] by [`BlockDevice::start`], and again with [`BlockDevice::attempt`] before it.
 ///
 /// # Panics
-/// Where the device does not keep an invariant.
+/// Panics if the device breaks an invariant.
 pub fn check_started(device: &Arc<dyn BlockDevice>, promises: Promises) {
     for attempts in [false, true] {
         check(&Started { device: Arc::clone(device), attempts }, promises);
@@ -439,8 +439,8 @@ impl Model {
         Self { block_bytes: device.geometry().block_bytes as usize, blocks: BTreeMap::new() }
     }
 
-    /// A write of `data` at `offset` ended in `result`: afterwards each block is new or, on an
-    /// error, old or new.
+    /// Records a write of `data` at `offset` that ended in `result`: afterwards each block is new
+    /// or, after an error, old or new.
     pub fn wrote(&mut self, offset: u64, data: &[u8], result: &Result<()>) {
         let first = offset / self.block_bytes as u64;
         for (index, block) in (first..).zip(data.chunks(self.block_bytes)) {
@@ -451,7 +451,7 @@ impl Model {
         }
     }
 
-    /// A discard of `len` bytes at `offset` ended: afterwards each block is old or zeroes.
+    /// Records a discard of `len` bytes at `offset`: afterwards each block is old or zeroes.
     pub fn discarded(&mut self, offset: u64, len: u64) {
         let first = offset / self.block_bytes as u64;
         for index in first..first + len / self.block_bytes as u64 {
@@ -461,11 +461,11 @@ impl Model {
         }
     }
 
-    /// A read at `offset` found `data`: each block must be what it may hold, and from now on is
-    /// that.
+    /// Checks `data`, read at `offset`, against the possible contents, and records it as the only
+    /// possible content from now on.
     ///
     /// # Panics
-    /// Where a block is something else.
+    /// Panics if a block has another content.
     pub fn read(&mut self, offset: u64, data: &[u8]) {
         let first = offset / self.block_bytes as u64;
         for (index, block) in (first..).zip(data.chunks(self.block_bytes)) {

@@ -52,7 +52,7 @@ impl Timer {
         Arc::clone(&self.0)
     }
 
-    /// Requests that wait for their time.
+    /// Returns the number of requests that wait for their time.
     #[cfg(test)]
     pub(super) fn waiting(&self) -> usize {
         self.0.state.lock().waiting.len()

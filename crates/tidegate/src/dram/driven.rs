@@ -1,9 +1,8 @@
-//! A transit tier without threads of its own: for a simulator, which decides which thread runs
-//! when.
+//! A transit tier without own threads, for a simulator that schedules all threads.
 //!
-//! Nothing in it depends on time. A request that has to wait for another thread calls [`Relax`] and
-//! looks again. The simulator runs the work of evictors and changes the write mode, which measured
-//! costs do otherwise.
+//! The tier does not depend on time. A request that has to wait for another thread calls [`Relax`]
+//! and looks again. The simulator runs the evictors' work and changes the write mode, which
+//! otherwise depends on measured costs.
 
 use std::sync::Arc;
 
@@ -13,27 +12,27 @@ use crate::tier::background::Work;
 
 pub use crate::tier::set_locks::Relax;
 
-/// A transit tier that a simulator drives. Dropping it loses what it holds, as a power cut does.
+/// A transit tier that a simulator drives. Dropping it loses its data, as a power cut does.
 #[derive(Clone)]
 pub struct Driven {
     tier: Arc<Transit>,
 }
 
 impl Driven {
-    /// A tier of at most `bytes` bytes of data over `below`.
+    /// Opens a tier of at most `bytes` bytes of data over `below`.
     ///
     /// # Errors
-    /// As for [`open`](super::open).
+    /// Fails as [`open`](super::open) does.
     pub fn open(bytes: u64, below: Arc<dyn BlockDevice>, relax: Relax) -> Result<Self> {
         Ok(Self { tier: Arc::new(Transit::open_driven(bytes, below, relax)?) })
     }
 
-    /// The tier itself.
+    /// Returns the tier.
     pub fn tier(&self) -> Arc<dyn DramTier> {
         Arc::<Transit>::clone(&self.tier)
     }
 
-    /// The work of an evictor.
+    /// Returns the work of an evictor.
     pub fn evictor(&self) -> impl Work + use<> {
         self.tier.unpaced_evictor()
     }

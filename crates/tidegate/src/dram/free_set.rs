@@ -1,28 +1,28 @@
-//! The free set: slot numbers in a lock-free stack, taken and given back by compare-and-swap.
+//! The free set: slot numbers in a lock-free stack, taken and returned by compare-and-swap.
 //!
-//! A stack, so that the slot freed last, whose data is still in the CPU's cache, is used first. The
-//! head is one word: the number of the top slot and a tag that every change counts up, so that a
-//! head which was popped and pushed back meanwhile (ABA) does not pass for unchanged. A wrong guess
-//! needs 2^32 changes during one attempt.
+//! A stack reuses the slot freed last, whose data is still in the CPU's cache. The head is one
+//! word: the number of the top slot and a tag that every change increments, so that a head which
+//! was popped and pushed back meanwhile (ABA) counts as changed. A wrong match needs 2^32 changes
+//! during one attempt.
 
 use crate::sync::{AtomicU32, AtomicU64, Ordering};
 
 use super::slots::NO_SLOT;
 
-/// Bytes a slot costs here.
+/// Bytes of the free set by slot.
 pub(super) const LINK_BYTES: usize = size_of::<u32>();
 
 /// A set of free slots.
 pub(super) struct FreeSet {
     head: AtomicU64,
-    /// By slot: the free slot below it in the stack. Stale while the slot is taken.
+    /// By slot: the next free slot below it in the stack. Stale while the slot is taken.
     below: Box<[AtomicU32]>,
-    /// Slots in the set. Runs ahead of the stack, never behind it.
+    /// Number of slots in the set: at least the slots on the stack.
     count: AtomicU32,
 }
 
 impl FreeSet {
-    /// The slots `0..count`, all free.
+    /// Makes a set of the slots `0..count`, all free.
     pub(super) fn full(count: u32) -> Self {
         let below = (0..count).map(|slot| AtomicU32::new(slot.checked_sub(1).unwrap_or(NO_SLOT)));
         Self {
@@ -32,7 +32,7 @@ impl FreeSet {
         }
     }
 
-    /// Takes a slot. None where there is none.
+    /// Takes a slot. Returns `None` if no slot is free.
     pub(super) fn take(&self) -> Option<u32> {
         let mut head = self.head.load(Ordering::Acquire);
         loop {
@@ -40,7 +40,7 @@ impl FreeSet {
             if slot == NO_SLOT {
                 return None;
             }
-            // May be stale, where another took the slot meanwhile; then the tag differs and the
+            // Stale if another thread took the slot meanwhile; the tag differs then, and the
             // exchange fails.
             let below = self.below[slot as usize].load(Ordering::Relaxed);
             let next = pack(tag(head).wrapping_add(1), below);
@@ -54,7 +54,7 @@ impl FreeSet {
         }
     }
 
-    /// Gives `slot`, taken before, back.
+    /// Returns `slot`, taken before, to the set.
     pub(super) fn give(&self, slot: u32) {
         self.count.fetch_add(1, Ordering::Relaxed);
         let mut head = self.head.load(Ordering::Relaxed);
@@ -69,7 +69,7 @@ impl FreeSet {
         }
     }
 
-    /// About how many slots are free: exact while no thread takes or gives.
+    /// Returns about how many slots are free: exact while no thread takes or gives.
     pub(super) fn count(&self) -> u32 {
         self.count.load(Ordering::Relaxed)
     }
@@ -116,9 +116,9 @@ mod loom_tests {
 
     use super::*;
 
-    /// Two threads take and give in the pattern that breaks a stack without tags: one is held
-    /// between loading the head and exchanging it while the other takes two slots and gives the
-    /// first back.
+    /// Two threads take and give in the pattern that breaks a stack without tags: one stops between
+    /// loading the head and exchanging it, while the other takes two slots and gives the first
+    /// back.
     #[test]
     fn loom_no_slot_is_taken_twice_or_lost() {
         loom::model(|| {
@@ -143,7 +143,7 @@ mod loom_tests {
         });
     }
 
-    /// What the giver wrote to the slot is there for the taker.
+    /// The taker sees the data that the giver wrote to the slot.
     #[test]
     fn loom_a_slot_carries_what_its_giver_wrote() {
         loom::model(|| {

@@ -4,17 +4,18 @@
 //! 1. A read returns the last acknowledged write, from the cache or from below.
 //! 2. A block reaches the device below whole, by one write, so blocks stay as atomic as the device
 //!    makes them.
-//! 3. Two versions of a block are never on their way down at once, and the newer one goes last.
+//! 3. Two versions of a block are never written to the device below at the same time, and the newer
+//!    one is written last.
 //! 4. After an acknowledged flush, every write acknowledged before it began is durable. A flush
 //!    waits for no write that began after it.
-//! 5. A write-back that failed loses nothing: the block stays dirty and readable, the next flush or
-//!    FUA reports the error, and every later flush tries again and reports until it succeeds.
+//! 5. A failed write-back loses nothing: the block stays dirty and readable, the next flush or FUA
+//!    reports the error, and every later flush tries again and reports until it succeeds.
 //!
-//! Entry points: [`TierSpec`] parses `POLICY:SIZE`, [`open`] makes the tier and [`describe`] says
-//! what it would make, [`driven`] makes one for a simulator, [`DramTier`] is what it can do beside
-//! being a device. The policies: `transit` (the Caiti paper), `staging` (what that paper compares
-//! against), and none. Shared by them: `slots` (the buffers), `free_set` (free slots), `read` (hits
-//! and runs of misses), [`phases`] (where the time goes).
+//! Entry points: [`TierSpec`] parses `POLICY:SIZE`, [`open`] makes a tier, [`describe`] returns its
+//! summary without making it, [`driven`] makes one for a simulator, and [`DramTier`] adds to the
+//! methods of a device. The policies: `transit` (the Caiti paper), `staging` (the policies that the
+//! paper compares with), and none. Shared parts: `slots` (the buffers), `free_set` (free slots),
+//! `read` (hits and runs of misses), [`phases`] (time by phase).
 
 pub mod driven;
 mod free_set;
@@ -43,48 +44,48 @@ pub use phases::Phases;
 pub use spec::{Policy, SpecError, TierSpec};
 pub use tier::lines_of;
 
-/// What messages call a DRAM tier.
+/// The name of a DRAM tier in messages.
 const NAME: &str = "the DRAM tier";
 
-/// The error of a worker whose thread the system refuses.
+/// Makes the error of a worker whose thread the system refuses.
 fn no_thread(error: std::io::Error) -> DeviceError {
     let context = "cannot start a background thread of the DRAM tier";
     DeviceError::with_source(DeviceErrorKind::Io, context, error)
 }
 
-/// The error of a flush that found `lba` still dirty.
+/// Makes the error of a flush that found `lba` still dirty.
 fn still_dirty(ledger: &Ledger, lba: u64) -> DeviceError {
     ledger.blocked(&format!("block {lba} still cannot be written back from {NAME}"))
 }
 
-/// A DRAM tier: a device that caches writes to the device below it. Its [`drain`](Tier::drain)
-/// writes back all it holds.
+/// A DRAM tier: a device that caches writes to the device below. [`drain`](Tier::drain) writes back
+/// all its data.
 pub trait DramTier: Tier {
-    /// What the tier is and what it holds now.
+    /// Returns the tier's settings and current state.
     fn summary(&self) -> TierSummary;
 
-    /// Where its time went since it was opened.
+    /// Returns the time of each phase since the tier was opened.
     fn phases(&self) -> Phases;
 }
 
-/// What a DRAM tier is and what it holds.
+/// Settings and state of a DRAM tier.
 #[derive(Debug, Clone, PartialEq, serde::Serialize)]
 pub struct TierSummary {
-    /// Its policy.
+    /// The policy.
     pub policy: Policy,
-    /// Bytes of cached data it can hold.
+    /// Capacity for cached data in bytes.
     pub capacity_bytes: u64,
     /// Size of a slot's data in bytes: a block of the device below.
     pub block_bytes: u32,
     /// Number of slots.
     pub slots: u64,
-    /// Number of sets the slots are reached by (1 where the policy has a single index).
+    /// Number of sets of slots (1 if the policy has a single index).
     pub sets: u32,
-    /// Bytes of metadata a slot costs beside its data, index and locks included.
+    /// Bytes of metadata by slot, index and locks included.
     pub metadata_bytes_per_slot: f64,
     /// Slots that hold data not yet written back.
     pub dirty_slots: u64,
-    /// Slots whose last write-back failed: they stay dirty and are tried again.
+    /// Slots whose last write-back failed: they stay dirty, and flushes try again.
     pub failed_slots: u64,
     /// Background threads that may run at once.
     pub threads: u32,
@@ -109,17 +110,17 @@ pub struct TierSummary {
 /// ```
 ///
 /// # Errors
-/// [`DeviceErrorKind::Unsupported`] where the device's blocks are of a size that no cache slot has,
-/// or `bytes` hold fewer slots than the policy works with or more than it can number.
+/// Fails as [`DeviceErrorKind::Unsupported`] if no cache slot has the size of the device's blocks,
+/// or if `bytes` hold fewer slots than the policy needs or more than it can number.
 pub fn open(policy: Policy, bytes: u64, below: Arc<dyn BlockDevice>) -> Result<Arc<dyn DramTier>> {
     (maker(policy)?.open)(policy, bytes, below)
 }
 
-/// What [`open`] would make over a device of this geometry, without taking the memory or starting a
-/// thread.
+/// Returns the summary of the tier that [`open`] would make over a device of this geometry, without
+/// allocating its memory or starting a thread.
 ///
 /// # Errors
-/// As for [`open`].
+/// Fails as [`open`] does.
 pub fn describe(policy: Policy, bytes: u64, geometry: Geometry) -> Result<TierSummary> {
     let below = Arc::new(NullDevice::like(geometry));
     (maker(policy)?.describe)(policy, bytes, below)
@@ -127,12 +128,12 @@ pub fn describe(policy: Policy, bytes: u64, geometry: Geometry) -> Result<TierSu
 
 type Below = Arc<dyn BlockDevice>;
 
-/// A type of tier, as its policies need it: how a tier is opened, and how described.
+/// Opens and describes tiers of one type, for all its policies.
 trait Make: DramTier + Sized {
-    /// As [`open`].
+    /// Opens a tier of `policy` over `below`; see [`open`].
     fn open(policy: Policy, bytes: u64, below: Below) -> Result<Self>;
 
-    /// What [`open`](Self::open) would make.
+    /// Returns the summary of the tier that [`open`](Self::open) would make.
     fn describe(policy: Policy, bytes: u64, below: Below) -> Result<TierSummary>;
 }
 

@@ -10,7 +10,7 @@ use crate::device::{
 use crate::stats::Collector;
 use crate::tier::{State, Tier};
 
-/// A tier without a cache, so that `none` is a policy like any other wherever policies are listed.
+/// A tier without a cache, so that `none` is a policy like the others.
 pub(super) struct Passthrough {
     below: Arc<dyn BlockDevice>,
 }
@@ -52,7 +52,8 @@ impl Tier for Passthrough {
         self.below.flush()
     }
 
-    /// Nothing is held here. A flush would commit what the tier below has not committed.
+    /// Does nothing, as this tier holds no data. A flush would commit data that the tier below has
+    /// not committed.
     fn destage(&self) -> Result<u64> {
         Ok(0)
     }

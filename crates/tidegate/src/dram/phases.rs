@@ -1,12 +1,11 @@
-//! Where the time of a DRAM tier goes: the breakdown of the Caiti paper's figure 6.
+//! The time of a DRAM tier by phase: the breakdown of the Caiti paper's figure 6.
 //!
-//! An operation is at every moment in one [`Phase`]. Each entry into a phase is counted. Its time
-//! is always measured for the rare phases that take long (stalls and flushes), and for the others
-//! in one operation of [`SAMPLE_ONE_IN`], drawn at random: two readings of the clock cost as much
-//! as the bookkeeping between them. Totals are scaled by count over samples; histograms hold the
-//! samples.
+//! An operation is at every moment in one [`Phase`]. The recorder counts each entry into a phase.
+//! It measures rare phases that take long (stalls and flushes) every time, and the others in one
+//! operation of [`SAMPLE_ONE_IN`], drawn at random: two readings of the clock cost as much as the
+//! bookkeeping between them. Totals are scaled by count over samples; histograms hold the samples.
 //!
-//! Threads write to shards of their own, read only for a snapshot.
+//! Each thread writes to its own shard; only a snapshot reads all shards.
 
 use std::cell::Cell;
 use std::sync::OnceLock;
@@ -19,10 +18,10 @@ use crate::stats::histogram::{Bucket, Latencies, Samples};
 use crate::sync::shard::{Shards, add};
 use crate::tier::clock::now_ns;
 
-/// Of so many operations one has its short phases measured.
+/// One of this many operations measures its short phases.
 pub const SAMPLE_ONE_IN: u32 = 32;
 
-/// What an operation is doing.
+/// The current activity of an operation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, VariantArray)]
 #[serde(rename_all = "snake_case")]
 pub enum Phase {
@@ -43,9 +42,9 @@ pub enum Phase {
     ReadHit,
     /// Reading from the device below.
     ReadMiss,
-    /// Writing back in the background: beside requests, so no share of their time.
+    /// Writing back in the background, which takes no time of requests.
     Eviction,
-    /// Everything else that requests do inside the tier.
+    /// All other work of requests inside the tier.
     Other,
 }
 
@@ -53,7 +52,7 @@ impl Phase {
     /// All phases.
     pub const ALL: &'static [Self] = Self::VARIANTS;
 
-    /// Its time is measured whenever it occurs.
+    /// Returns whether the phase is measured every time.
     fn always_timed(self) -> bool {
         matches!(self, Self::StalledWrite | Self::Flush)
     }
@@ -67,12 +66,12 @@ pub struct Phases {
 }
 
 impl Phases {
-    /// The times of `phase`; None where it never occurred.
+    /// Returns the times of `phase`; `None` if it never occurred.
     pub fn get(&self, phase: Phase) -> Option<&PhaseTimes> {
         self.phases.iter().find(|times| times.phase == phase)
     }
 
-    /// How often `phase` was entered.
+    /// Returns how often `phase` was entered.
     pub fn count(&self, phase: Phase) -> u64 {
         self.get(phase).map_or(0, |times| times.count)
     }
@@ -85,7 +84,7 @@ pub struct PhaseTimes {
     pub phase: Phase,
     /// How often it was entered.
     pub count: u64,
-    /// Time spent in it in all, estimated from the samples.
+    /// Total time spent in it, estimated from the samples.
     pub total_ns: u64,
     /// Its share of the time that requests took; 0 for [`Phase::Eviction`].
     pub share_pct: f64,
@@ -114,18 +113,18 @@ pub(super) struct Recorder {
     shards: Shards<OnceLock<Box<Shard>>>,
 }
 
-/// One operation: tells the recorder which phase it is in, and leaves the last one when dropped.
+/// One operation: tells the recorder its phase, and leaves the last phase when dropped.
 pub(super) struct Operation<'a> {
     shard: &'a Shard,
-    /// No other thread records to the shard.
+    /// Whether no other thread records to the shard.
     is_exclusive: bool,
     phase: Phase,
-    /// When the phase began, where it is measured.
+    /// Start of the phase if it is measured.
     since_ns: Option<u64>,
     sampled: bool,
 }
 
-/// Work that is one phase, which the thread that began it leaves to another.
+/// Work of one phase that one thread begins and another ends.
 pub(super) struct Detached {
     phase: Phase,
     since_ns: Option<u64>,
@@ -143,12 +142,12 @@ struct Tally {
 }
 
 impl Recorder {
-    /// Begins an operation of the calling thread, in [`Phase::Other`]: one request.
+    /// Begins an operation of the calling thread for one request, in [`Phase::Other`].
     pub(super) fn begin(&self) -> Operation<'_> {
         self.begin_single(Phase::Other)
     }
 
-    /// Begins work of the calling thread that is one phase: a background write-back, or a request
+    /// Begins work of the calling thread in a single phase: a background write-back, or a request
     /// with nothing around it.
     pub(super) fn begin_single(&self, phase: Phase) -> Operation<'_> {
         let (shard, is_exclusive) = self.shards.mine();
@@ -158,13 +157,13 @@ impl Recorder {
         operation
     }
 
-    /// Begins work that is one phase, for any thread to [`end`](Self::end).
+    /// Begins work of a single phase that any thread may [`end`](Self::end).
     pub(super) fn begin_detached(&self, phase: Phase) -> Detached {
         let since_ns = self.begin_single(phase).since_ns.take();
         Detached { phase, since_ns }
     }
 
-    /// Ends such work.
+    /// Ends detached work.
     pub(super) fn end(&self, Detached { phase, since_ns }: Detached) {
         if let Some(since_ns) = since_ns {
             let (shard, is_exclusive) = self.shards.mine();
@@ -172,7 +171,7 @@ impl Recorder {
         }
     }
 
-    /// The breakdown so far.
+    /// Returns the breakdown so far.
     pub(super) fn snapshot(&self) -> Phases {
         let mut phases: Vec<PhaseTimes> = Phase::ALL
             .iter()
@@ -223,7 +222,7 @@ impl Operation<'_> {
         self.start(phase);
     }
 
-    /// Enters `phase` unless the operation is in it.
+    /// Enters `phase` unless the operation is in that phase.
     pub(super) fn enter_once(&mut self, phase: Phase) {
         if self.phase != phase {
             self.enter(phase);
@@ -263,8 +262,8 @@ thread_local! {
     static DRAWS: Cell<u32> = const { Cell::new(1) };
 }
 
-/// Whether to measure this time: true in one of [`SAMPLE_ONE_IN`], by a linear congruence, so that
-/// no period of the workload meets ours.
+/// Reports whether to measure this time: true in one of [`SAMPLE_ONE_IN`] draws, by a linear
+/// congruence, so that the draws do not align with a period of the workload.
 pub(super) fn draw() -> bool {
     DRAWS.with(|draws| {
         let next = draws.get().wrapping_mul(1_664_525).wrapping_add(1_013_904_223);

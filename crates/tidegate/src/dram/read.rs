@@ -3,8 +3,8 @@
 use super::Result;
 use super::phases::{Operation, Phase};
 
-/// Reads `buf`, which begins at `offset`. `hit` copies a block at an offset out of the cache, and
-/// says whether it is there; `below` reads from the device below.
+/// Reads `buf`, which begins at `offset`. `hit` copies a cached block out of the cache and returns
+/// whether it was cached; `below` reads from the device below.
 pub(super) fn read_blocks(
     operation: &mut Operation<'_>,
     (offset, buf): (u64, &mut [u8]),
@@ -19,7 +19,7 @@ pub(super) fn read_blocks(
         operation.enter(Phase::ReadMiss);
         below(offset + start as u64, missed)
     };
-    // Where the present run of misses starts.
+    // Start of the current run of misses.
     let mut missed = 0;
     for at in (0..buf.len()).step_by(block_bytes) {
         let end = at + block_bytes;

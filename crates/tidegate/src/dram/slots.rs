@@ -1,21 +1,22 @@
-//! The data of the slots: one reservation of DRAM, and a reader-writer lock a slot.
+//! The data of the slots: one reservation of DRAM, and a reader-writer lock for each slot.
 //!
-//! Blocks are streamed in around the CPU's cache: a slot's lines are with the core that wrote it
-//! back last, and taking 64 of them from there costs more than the copy. A write-back goes below
-//! straight from its slot.
+//! Streaming stores copy blocks in, around the CPU's cache: the slot's lines are in the cache of
+//! the core that wrote it back last, and moving 64 lines from there costs more than the copy. A
+//! write-back writes directly from its slot.
 //!
-//! A policy decides by its own state which slot holds what; the lock here only keeps the bytes of a
-//! slot from being read while they change. Lock order: a policy's own locks first, a slot's last.
+//! A policy's own state decides which slot holds which block; the lock here only protects the bytes
+//! of a slot from being read while they change. Lock order: a policy's own locks first, a slot's
+//! last.
 
 use crate::device::{DeviceError, DeviceErrorKind, Result};
 use crate::pmem::{self, Buffers, PmemError, ReadBuffer};
 use crate::sync::machine::copied;
 use crate::tier::list::MAX_SLOTS;
 
-/// Bytes of lock beside the data of a slot.
+/// Bytes of a slot's lock, besides its data.
 pub(super) const LOCK_BYTES: usize = Buffers::OVERHEAD_BYTES;
 
-/// Slot numbers are 32-bit and the highest stands for "none".
+/// The number for "no slot": the highest 32-bit number.
 pub(super) const NO_SLOT: u32 = u32::MAX;
 
 /// The data of all slots of a tier.
@@ -24,37 +25,37 @@ pub(super) struct Slots {
 }
 
 impl Slots {
-    /// As many slots of `block_bytes` as `bytes` hold, all of their memory touched.
+    /// Makes as many slots of `block_bytes` as `bytes` hold, and touches all their memory.
     ///
     /// # Errors
-    /// [`DeviceErrorKind::Unsupported`]: no slot, or more than can be numbered. Or the memory
-    /// cannot be had.
+    /// Fails as [`DeviceErrorKind::Unsupported`] if that is no slot, or more than can be numbered,
+    /// and as [`DeviceErrorKind::NoSpace`] if the system does not have the memory.
     pub(super) fn new(bytes: u64, block_bytes: u32) -> Result<Self> {
         let buffers = Buffers::new(count(bytes, block_bytes)?, block_bytes);
         Ok(Self { buffers: buffers.map_err(no_memory)? })
     }
 
-    /// As many slots as [`new`](Self::new) makes; memory is taken only for what is written.
+    /// Makes as many slots as [`new`](Self::new); memory is allocated only when written.
     ///
     /// # Errors
-    /// As for [`new`](Self::new).
+    /// Fails as [`new`](Self::new) does.
     pub(super) fn reserve(bytes: u64, block_bytes: u32) -> Result<Self> {
         let buffers = Buffers::reserve(count(bytes, block_bytes)?, block_bytes);
         Ok(Self { buffers: buffers.map_err(no_memory)? })
     }
 
-    /// Number of slots.
+    /// Returns the number of slots.
     pub(super) fn count(&self) -> u32 {
         self.buffers.count()
     }
 
-    /// Copies a block into `slot`, once no thread reads it.
+    /// Copies a block into `slot`; waits until no thread reads the slot.
     pub(super) fn copy_in(&self, slot: u32, block: &[u8]) {
         pmem::copy_streaming(&mut self.buffers.write(slot), block);
         copied(block.len());
     }
 
-    /// The block in `slot`, which does not change until the guard is dropped.
+    /// Returns the block in `slot`. It does not change until the guard is dropped.
     pub(super) fn lock(&self, slot: u32) -> ReadBuffer<'_> {
         self.buffers.read(slot)
     }
@@ -65,7 +66,7 @@ fn no_memory(source: PmemError) -> DeviceError {
     DeviceError::with_source(DeviceErrorKind::NoSpace, context, source)
 }
 
-/// How many slots of `block_bytes` `bytes` hold.
+/// Returns how many slots of `block_bytes` fit into `bytes`.
 fn count(bytes: u64, block_bytes: u32) -> Result<u32> {
     let asked = bytes / u64::from(block_bytes.max(1));
     let count = u32::try_from(asked).ok().filter(|&count| (1..=MAX_SLOTS).contains(&count));

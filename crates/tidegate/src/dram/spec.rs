@@ -1,4 +1,4 @@
-//! `POLICY:SIZE`: which DRAM tier, as the command line says it.
+//! Parses `POLICY:SIZE`, the choice of a DRAM tier on the command line.
 
 use std::fmt;
 use std::str::FromStr;
@@ -7,7 +7,7 @@ use strum::VariantArray;
 
 use crate::size::{SizeError, parse_bytes};
 
-/// How a DRAM tier decides what to keep and when to write back.
+/// How a DRAM tier decides which blocks to keep and when to write back.
 #[derive(
     Debug,
     Clone,
@@ -35,19 +35,20 @@ pub enum Policy {
     TransitNoBypass,
     /// PMBD-like staging: a buffer is drained when it is full.
     Pmbd,
-    /// PMBD with its syncer: draining starts at 70 %.
+    /// PMBD with its syncer, which starts to drain at 70 %.
     Pmbd70,
     /// Staging that evicts the least recently used block when full.
     Lru,
-    /// Co-Active: hot and cold by Bloom filter, proactive eviction when the device is idle.
+    /// Co-Active: a Bloom filter separates hot and cold blocks; proactive eviction while the device
+    /// is idle.
     Coactive,
 }
 
 impl Policy {
-    /// All policies, in the order in which tables show them.
+    /// All policies, in the order of tables.
     pub const ALL: &'static [Self] = Self::VARIANTS;
 
-    /// The name on the command line.
+    /// Returns the name on the command line.
     pub fn name(self) -> &'static str {
         self.into()
     }
@@ -57,7 +58,7 @@ fn unknown_policy(text: &str) -> SpecError {
     SpecError::UnknownPolicy(text.to_owned())
 }
 
-/// A policy and the size of its cache, as `POLICY:SIZE` says them.
+/// A policy and the size of its cache, parsed from `POLICY:SIZE`.
 ///
 /// ```
 /// use tidegate::dram::{Policy, TierSpec};
@@ -71,15 +72,15 @@ fn unknown_policy(text: &str) -> SpecError {
 pub struct TierSpec {
     /// The policy.
     pub policy: Policy,
-    /// Bytes of data the cache holds; 0 for [`Policy::None`] alone.
+    /// Capacity for data in bytes; 0 only for [`Policy::None`].
     pub bytes: u64,
 }
 
-/// Why a text is no `POLICY:SIZE`.
+/// Why a text is not a valid `POLICY:SIZE`.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum SpecError {
-    /// There is no such policy.
+    /// The policy is unknown.
     #[error(
         "`{0}` is no DRAM policy; expected none, transit, transit-no-eager, transit-no-bypass, pmbd, pmbd70, lru or coactive"
     )]
@@ -90,12 +91,12 @@ pub enum SpecError {
     /// `none` takes no size.
     #[error("DRAM policy none takes no size; leave `:{0}` out")]
     SizeOfNone(String),
-    /// The size is no size.
+    /// The size is invalid.
     #[error("`{text}` is no size of a cache, as 512M is one")]
     BadSize {
-        /// What stands for the size.
+        /// The text in place of the size.
         text: String,
-        /// What is wrong with it.
+        /// The error of the size.
         source: SizeError,
     },
 }

@@ -1,4 +1,4 @@
-//! What every policy has to pass: tests over a device that fails, stalls and forgets on command.
+//! Tests that every policy must pass, over a device that fails, stalls and forgets on command.
 //!
 //! A policy joins by a line in `tiers!` at the end.
 
@@ -56,12 +56,12 @@ impl TestDevice {
         Arc::new(Self { state: Mutex::default(), changed: Condvar::new(), preferred_bytes })
     }
 
-    /// Lets writes of `lbas` fail from now on, and those of all others succeed.
+    /// Makes writes of `lbas` fail from now on, and all others succeed.
     pub(super) fn fail(&self, lbas: impl IntoIterator<Item = u64>) {
         self.state.lock().failing = lbas.into_iter().collect();
     }
 
-    /// Lets writes of `lbas` wait from now on, and those of all others pass.
+    /// Makes writes of `lbas` wait from now on, and all others pass.
     pub(super) fn hold(&self, lbas: impl IntoIterator<Item = u64>) {
         self.state.lock().held = lbas.into_iter().collect();
         self.changed.notify_all();
@@ -75,12 +75,12 @@ impl TestDevice {
         }
     }
 
-    /// What a power cut would leave of `lba`.
+    /// Returns the content of `lba` after a power cut.
     pub(super) fn durable(&self, lba: u64) -> u64 {
         self.state.lock().durable.get(&lba).copied().unwrap_or(0)
     }
 
-    /// Number of write requests that reached the device.
+    /// Returns the number of write requests that reached the device.
     pub(super) fn writes(&self) -> u64 {
         self.state.lock().writes
     }

@@ -1,4 +1,4 @@
-//! The background work of staging tiers: workers answer the calls of sets.
+//! The background work of staging tiers: workers serve the calls of sets.
 
 use std::sync::Arc;
 
@@ -9,17 +9,17 @@ use super::replacement::Replacement;
 
 use crate::tier::background::{Step, Work};
 
-/// How long the device below must be without requests to count as idle.
+/// Time without requests after which the device below counts as idle.
 const IDLE_NS: u64 = 1_000_000;
 
-/// Whether a device is idle, by its requests at one look and the next.
+/// Detects whether a device is idle, by comparing its requests at two looks.
 #[derive(Default)]
 struct Idleness {
     seen: Option<Activity>,
 }
 
 impl Idleness {
-    /// No request is under way, and none came since the last look.
+    /// Returns whether no request runs, and none came since the last look.
     fn look(&mut self, now: Activity) -> bool {
         let before = self.seen.replace(now);
         now.begun == now.ended && before == Some(now)
@@ -29,19 +29,19 @@ impl Idleness {
 /// A worker of a staging tier.
 pub(super) struct Stager<R: Replacement> {
     core: Arc<StagingCache<R>>,
-    /// The set that it works on.
+    /// The set under work.
     number: Option<usize>,
     batch: Batch,
     idleness: Idleness,
 }
 
 impl<R: Replacement> Stager<R> {
-    /// A worker of the tier with this core.
+    /// Makes a worker of the tier with this core.
     pub(super) fn new(core: Arc<StagingCache<R>>) -> Self {
         Self { core, number: None, batch: Batch::default(), idleness: Idleness::default() }
     }
 
-    /// Leaves the set that it works on to requests, and to the next call.
+    /// Returns the current set to requests and to the next call.
     fn leave_set(&mut self) {
         if let Some(number) = self.number.take() {
             let mut set = self.core.lock(number);
@@ -62,7 +62,7 @@ impl<R: Replacement> Work for Stager<R> {
         let may_write = !R::WHEN_IDLE || self.idleness.look(self.core.below.activity());
         if may_write && set.set().take_background(&mut self.batch.run) {
             let _operation = self.core.recorder.begin_single(Phase::Eviction);
-            // A failure is in the ledger.
+            // The ledger has the failure.
             let _ = self.core.write_back_in_background(&mut set, &mut self.batch);
         } else if !may_write && set.set().wants_background() {
             return Step::rest(IDLE_NS);
@@ -79,7 +79,7 @@ impl<R: Replacement> Work for Stager<R> {
 }
 
 impl<R: Replacement> Drop for Stager<R> {
-    /// Requests may wait for what a stopped worker was about to do: they do it by themselves now.
+    /// Leaves the set. Requests that waited for the stopped worker then do its work themselves.
     fn drop(&mut self) {
         self.leave_set();
     }

@@ -1,35 +1,35 @@
-//! A Bloom filter that forgets: was this lba written lately?
+//! A Bloom filter that forgets: tells whether an lba was written recently.
 //!
-//! Two generations. Writes are remembered in the young one; once that has seen as many as the cache
-//! has slots it becomes the old one, and the old one is forgotten. So an lba is remembered for one
-//! to two generations.
+//! The filter has two generations. The young one remembers writes. Once it has seen as many writes
+//! as the cache has slots, it becomes the old one, and the previous old one is cleared. So an lba
+//! is remembered for one to two generations.
 
 use super::table::mix;
 
-/// Bits a slot in each of the two generations: 2 bytes a slot in all, as in the Caiti paper.
+/// Bits by slot in each of the two generations: 2 bytes in total, as in the Caiti paper.
 const BITS_A_SLOT: usize = 8;
-/// Bits that an lba sets: the best number for 8 bits an entry is 5.5; 3 cost less, for 3 % false
-/// hits instead of 2.
+/// Bits that an lba sets. The optimum for 8 bits an entry is 5.5; 3 cost less, for 3 % false hits
+/// instead of 2.
 const HASHES: u64 = 3;
 
 /// The filter.
 pub(super) struct Bloom {
     young: Box<[u64]>,
     old: Box<[u64]>,
-    /// Writes that the young generation has yet to see.
+    /// Writes until the young generation is complete.
     left: u32,
     capacity: u32,
 }
 
 impl Bloom {
-    /// A filter for generations of `capacity` writes.
+    /// Makes a filter with generations of `capacity` writes.
     pub(super) fn new(capacity: u32) -> Self {
         let words = (capacity as usize * BITS_A_SLOT).div_ceil(64);
         let empty = || vec![0; words].into();
         Self { young: empty(), old: empty(), left: capacity, capacity }
     }
 
-    /// Remembers a write of `lba`. True where a generation ended with it.
+    /// Remembers a write of `lba`. Returns whether it ended a generation.
     pub(super) fn remember(&mut self, lba: u64) -> bool {
         for bit in bits(lba, self.young.len()) {
             self.young[bit / 64] |= 1 << (bit % 64);
@@ -44,7 +44,7 @@ impl Bloom {
         true
     }
 
-    /// `lba` was written lately; or, by chance, not.
+    /// Returns whether `lba` was written recently, with false positives.
     pub(super) fn remembers(&self, lba: u64) -> bool {
         let is_in = |words: &[u64]| {
             bits(lba, words.len()).all(|bit| words[bit / 64] & (1 << (bit % 64)) != 0)
@@ -52,14 +52,14 @@ impl Bloom {
         is_in(&self.young) || is_in(&self.old)
     }
 
-    /// Bytes of memory.
+    /// Returns the memory in bytes.
     pub(super) fn bytes(&self) -> usize {
         size_of_val(&*self.young) + size_of_val(&*self.old)
     }
 }
 
-/// The bits of `lba` in a filter of `words` words: two hashes make them all (Kirsch, Mitzenmacher
-/// 2006).
+/// Returns the bits of `lba` in a filter of `words` words, all derived from two hashes (Kirsch,
+/// Mitzenmacher 2006).
 fn bits(lba: u64, words: usize) -> impl Iterator<Item = usize> {
     let hash = mix(lba);
     let (first, step) = (hash & 0xFFFF_FFFF, hash >> 32 | 1);

@@ -1,5 +1,5 @@
-//! What requests and workers of a staging tier share: the sets behind their locks, and the device
-//! below them.
+//! The state that requests and workers of a staging tier share: the sets behind their locks, and
+//! the device below.
 
 use std::sync::Arc;
 
@@ -21,7 +21,7 @@ use crate::tier::set_locks::{SetLock, SetLocks};
 /// Fewest slots of a set, so that small caches have fewer sets.
 const SLOTS_A_SET: u32 = 4;
 
-/// What requests and workers share.
+/// The state that requests and workers share.
 pub(super) struct StagingCache<R> {
     policy: Policy,
     pub(super) below: Below,
@@ -29,23 +29,23 @@ pub(super) struct StagingCache<R> {
     pub(super) slots: Slots,
     sets: SetLocks<Guarded<R>>,
     run_log2: u32,
-    /// Number of the present epoch: each flush ends one.
+    /// Number of the current epoch; each flush ends one.
     pub(super) epoch: CachePadded<AtomicU64>,
     pub(super) ledger: Ledger,
     pub(super) recorder: Recorder,
     pub(super) calls: Calls,
 }
 
-/// What the lock of a set guards.
+/// The state under the lock of a set.
 struct Guarded<R> {
     set: Set<R>,
     /// Number of the set's first slot among all slots.
     first_slot: u32,
-    /// The set's number is in the queue of calls, or a worker works on it.
+    /// Whether the set's number is in the queue of calls, or a worker works on the set.
     called: bool,
 }
 
-/// A set locked. Unlocking calls a worker where the set wants one.
+/// A locked set. Unlocking it calls a worker if the set wants one.
 pub(super) struct SetGuard<'a, R: Replacement> {
     core: &'a StagingCache<R>,
     number: usize,
@@ -53,7 +53,7 @@ pub(super) struct SetGuard<'a, R: Replacement> {
 }
 
 impl<R: Replacement> StagingCache<R> {
-    /// An empty cache over `below`.
+    /// Makes an empty cache over `below`.
     pub(super) fn new(policy: Policy, slots: Slots, below: Arc<dyn BlockDevice>) -> Self {
         let geometry = below.geometry();
         let sets = (slots.count() / SLOTS_A_SET).clamp(1, R::SETS);
@@ -81,12 +81,12 @@ impl<R: Replacement> StagingCache<R> {
         }
     }
 
-    /// Workers that the tier starts.
+    /// Returns the number of workers of the tier.
     pub(super) fn workers(&self) -> u32 {
         workers::<R>(u32::try_from(self.sets.count()).unwrap_or(u32::MAX))
     }
 
-    /// What the tier is, where `threads` threads work for it.
+    /// Returns the summary of the tier with `threads` threads.
     pub(super) fn summary(&self, threads: u32) -> TierSummary {
         let counts = || (0..self.sets()).map(|number| self.lock(number).set().counts());
         let block_bytes = self.geometry.block_bytes;
@@ -103,12 +103,12 @@ impl<R: Replacement> StagingCache<R> {
         }
     }
 
-    /// Number of sets.
+    /// Returns the number of sets.
     pub(super) fn sets(&self) -> usize {
         self.sets.count()
     }
 
-    /// The set of `lba`, which all lbas of an aligned run share.
+    /// Returns the set of `lba`. All lbas of an aligned run share a set.
     pub(super) fn set_of(&self, lba: u64) -> usize {
         let product = u128::from(mix(lba >> self.run_log2)) * self.sets() as u128;
         #[expect(clippy::cast_possible_truncation, reason = "below the number of sets")]
@@ -121,7 +121,7 @@ impl<R: Replacement> StagingCache<R> {
         SetGuard { core: self, number, lock: self.sets.lock(number) }
     }
 
-    /// `lba` is cached.
+    /// Returns whether `lba` is cached.
     pub(super) fn is_cached(&self, lba: u64) -> bool {
         self.lock(self.set_of(lba)).set().contains(lba)
     }
@@ -146,7 +146,7 @@ impl<R: Replacement> StagingCache<R> {
         self.geometry.block_bytes as usize
     }
 
-    /// Bytes of metadata by slot: all that grows with the number of slots, and the sets.
+    /// Returns the bytes of metadata by slot, including the sets.
     fn metadata_bytes_per_slot(&self) -> f64 {
         let inside = |number| self.lock(number).set().bytes();
         let sets = self.sets.bytes() + (0..self.sets()).map(inside).sum::<usize>();
@@ -157,12 +157,12 @@ impl<R: Replacement> StagingCache<R> {
 }
 
 impl<R: Replacement> SetGuard<'_, R> {
-    /// The state machine.
+    /// Returns the state machine.
     pub(super) fn set(&mut self) -> &mut Set<R> {
         &mut self.lock.set
     }
 
-    /// The number among all slots of a slot of this set.
+    /// Returns the number, among all slots, of a slot of this set.
     pub(super) fn slot(&self, slot: u32) -> u32 {
         self.lock.first_slot + slot
     }
@@ -184,7 +184,7 @@ impl<R: Replacement> SetGuard<'_, R> {
         self.lock.unlocked(run)
     }
 
-    /// The worker that worked on this set is done.
+    /// Marks that no worker works on this set any more.
     pub(super) fn end_call(&mut self) {
         self.lock.called = false;
     }
@@ -207,13 +207,13 @@ impl<R: Replacement> Drop for SetGuard<'_, R> {
 pub(super) struct Below {
     device: Arc<dyn BlockDevice>,
     is_watched: bool,
-    /// It works at the speed of memory.
+    /// Whether it works at the speed of memory.
     pub(super) is_memory: bool,
     begun: CachePadded<AtomicU64>,
     ended: CachePadded<AtomicU64>,
 }
 
-/// How many requests the device below has got that were not background work.
+/// Requests to the device below, without background work, begun and ended so far.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Activity {
     pub(super) begun: u64,
@@ -227,7 +227,7 @@ impl Below {
         Self { device, is_watched, is_memory, begun, ended }
     }
 
-    /// Runs a request that a caller waits for.
+    /// Runs a request of a waiting caller.
     pub(super) fn request<T>(&self, run: impl FnOnce(&dyn BlockDevice) -> T) -> T {
         if !self.is_watched {
             return run(&*self.device);
@@ -243,14 +243,14 @@ impl Below {
         run(&*self.device)
     }
 
-    /// What requests did so far, where a worker watches.
+    /// Returns the activity of requests so far; counted only if a worker watches.
     pub(super) fn activity(&self) -> Activity {
         let ended = self.ended.load(Ordering::Relaxed);
         Activity { begun: self.begun.load(Ordering::Relaxed), ended }
     }
 }
 
-/// Workers of a tier of `sets` sets.
+/// Returns the number of workers of a tier of `sets` sets.
 fn workers<R: Replacement>(sets: u32) -> u32 {
     R::WORKERS.min(cpus()).min(sets)
 }

@@ -1,4 +1,4 @@
-//! The calls of sets for a worker.
+//! The queue of sets that call for a worker.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -13,31 +13,32 @@ pub(super) struct Calls {
 }
 
 impl Calls {
-    /// No calls, for `workers` workers.
+    /// Makes an empty queue for `workers` workers.
     pub(super) fn new(workers: u32) -> Self {
         Self { queue: Mutex::default(), waker: Arc::new(Waker::new(workers)) }
     }
 
-    /// What wakes the workers.
+    /// Returns the waker of the workers.
     pub(super) fn waker(&self) -> &Arc<Waker> {
         &self.waker
     }
 
-    /// Set `number` has work.
+    /// Queues set `number`, which has work, and wakes a worker.
     ///
-    /// No wake-up is lost: a worker that turns idle looks at the queue under its lock, either after
-    /// this, and sees the number, or before, and then this sees that the worker is idle.
+    /// No wake-up is lost. A worker that turns idle reads the queue under its lock: either after
+    /// this push, and sees the number, or before it, and then this call sees that the worker is
+    /// idle.
     pub(super) fn call(&self, number: usize) {
         self.queue.lock().push_back(number);
         self.waker.wake_another();
     }
 
-    /// Takes the oldest call: the number of its set.
+    /// Takes the oldest call. Returns the number of its set.
     pub(super) fn answer(&self) -> Option<usize> {
         self.queue.lock().pop_front()
     }
 
-    /// Whether a call waits for a worker.
+    /// Reports whether a call waits for a worker.
     pub(super) fn is_open(&self) -> bool {
         !self.queue.lock().is_empty()
     }

@@ -1,12 +1,12 @@
-//! Co-Active (Sun, Dai, Huang, Qin, TPDS 2021) as the Caiti paper ports it: hot and cold dirty
-//! blocks are told apart by a Bloom filter; while the device below is idle, cold ones are written
-//! back ahead of need and stay as clean copies; a full cache gives clean copies up first, which
-//! costs no write.
+//! Co-Active (Sun, Dai, Huang, Qin, TPDS 2021) as the Caiti paper ports it. A Bloom filter
+//! separates hot and cold dirty blocks. While the device below is idle, cold blocks are written
+//! back in advance and stay as clean copies; a full cache gives up clean copies first, which costs
+//! no write.
 //!
 //! Without a clean copy the least recently used cold block is written back as by
-//! [`Lru`](super::lru::Lru), and a hot one only where no cold one is left. A block is hot if its
-//! lba was written lately when it is written; when a generation of the filter ends, those that were
-//! not written since the one before are cold again.
+//! [`Lru`](super::lru::Lru), and a hot one only if no cold one is left. A block becomes hot if it
+//! is written again shortly after a write. When a generation of the filter ends, blocks that were
+//! not written since the previous end become cold again.
 
 use super::bloom::Bloom;
 use super::replacement::{Replacement, View};
@@ -21,8 +21,7 @@ enum Listing {
     Clean,
 }
 
-/// The lists of dirty blocks, cold and hot, and of clean ones, the least recently used block of
-/// each first.
+/// The lists of cold, hot and clean blocks, each in order of last use.
 pub(super) struct Coactive {
     links: Links,
     cold: List,
@@ -53,8 +52,8 @@ impl Coactive {
         }
     }
 
-    /// Blocks whose last write is forgotten are cold. The list is by last use, so the first
-    /// remembered one ends it.
+    /// Moves blocks whose last write is forgotten to the cold list. The hot list is in order of
+    /// last use, so the first remembered block ends the search.
     fn cool_down(&mut self, view: View<'_>) {
         while let Some(slot) = self.hot.first() {
             if self.written.remembers(view.table.get(slot).lba) {

@@ -1,4 +1,5 @@
-//! Writing back, and what waits for it: flushes, FUA, zeroes, discards and the allocation state.
+//! Writes back, and handles requests that wait for that: flushes, FUA, zeroes, discards and the
+//! allocation state.
 
 use std::cell::Cell;
 use std::ops::Range;
@@ -11,7 +12,7 @@ use super::set::FlushStep;
 use crate::device::{BlockDeviceExt, DeviceError, Operation, Result, WriteFlags};
 use crate::sync::Ordering;
 
-/// Slots that are written back together, and the copy that goes below.
+/// Slots to write back together, and their copy for the device below.
 #[derive(Default)]
 pub(super) struct Batch {
     /// Slots of one set, by ascending lba without a gap.
@@ -24,7 +25,7 @@ thread_local! {
 }
 
 impl Batch {
-    /// One with the memory of the calling thread's last one.
+    /// Makes a batch with the memory of the calling thread's last one.
     pub(super) fn of_thread() -> Self {
         let (run, data) = MEMORY.take();
         Self { run, data }
@@ -38,10 +39,11 @@ impl Drop for Batch {
 }
 
 impl<R: Replacement> StagingCache<R> {
-    /// Writes the batch back, for a request: to free the slot `free` of it, where it is for that.
+    /// Writes the batch back for a request. If `free` is a slot of the batch, the slot is freed
+    /// afterwards.
     ///
     /// # Errors
-    /// The first failure; all are in the ledger too.
+    /// Fails with the first failure; the ledger gets all failures.
     pub(super) fn write_back(
         &self,
         set: &mut SetGuard<'_, R>,
@@ -56,7 +58,7 @@ impl<R: Replacement> StagingCache<R> {
     /// Writes the batch back in the background.
     ///
     /// # Errors
-    /// As for [`write_back`](Self::write_back).
+    /// Fails as [`write_back`](Self::write_back) does.
     pub(super) fn write_back_in_background(
         &self,
         set: &mut SetGuard<'_, R>,
@@ -87,8 +89,8 @@ impl<R: Replacement> StagingCache<R> {
         failures.into_iter().next().map_or(Ok(()), |(_, error)| Err(error))
     }
 
-    /// Writes the batch, which begins with `lba`, in one request; where that fails, each block
-    /// alone, so that a bad block fails alone. Returns which failed, by their index, and why.
+    /// Writes the batch, which begins with `lba`, in one request. If that fails, writes each block
+    /// alone, so that only a bad block fails. Returns the index and the error of each failed block.
     fn write_run(
         &self,
         first_slot: u32,
@@ -121,32 +123,32 @@ impl<R: Replacement> StagingCache<R> {
     /// Makes every write acknowledged before the call durable.
     ///
     /// The call ends an epoch. A write acknowledged earlier read the epoch's number before, so its
-    /// slot has that number or a lower one; no slot that becomes dirty later has.
+    /// slot has that number or a lower one. Slots that become dirty later have a higher one.
     pub(super) fn flush(&self) -> Result<()> {
         let mut operation = self.recorder.begin();
         operation.enter(Phase::Flush);
         let upto = self.epoch.fetch_add(1, Ordering::SeqCst);
-        // Every set is drained, also after a failure.
+        // Every set is drained, even after a failure.
         let drained =
             (0..self.sets()).map(|number| self.drain_set(number, upto)).fold(Ok(()), Result::and);
         let flushed = self.below.request(|below| below.flush());
         self.ledger.report().and(drained).and(flushed)
     }
 
-    /// Writes back what set `number` holds of epochs up to `upto`: what failed before once more,
-    /// then the rest.
+    /// Writes back the blocks of set `number` of epochs up to `upto`: first retries failed blocks,
+    /// then writes the rest.
     fn drain_set(&self, number: usize, upto: u64) -> Result<()> {
         let mut set = self.lock(number);
         let mut batch = Batch::of_thread();
         for lba in set.set().failed_upto(upto) {
-            // What fails again is found at the end.
+            // The check at the end finds blocks that fail again.
             let _ = self.drain_block(&mut set, &mut batch, lba);
         }
         loop {
             match set.set().flush_step(upto, &mut batch.run) {
                 FlushStep::Done => break,
                 FlushStep::Wait => set.wait(),
-                // What fails again is found at the end.
+                // The check at the end finds blocks that fail again.
                 FlushStep::WriteBack => drop(self.write_back(&mut set, &mut batch, None)),
             }
         }
@@ -154,10 +156,10 @@ impl<R: Replacement> StagingCache<R> {
         failed.first().map_or(Ok(()), |&lba| Err(still_dirty(&self.ledger, lba)))
     }
 
-    /// Returns when the version of `lba` that is cached now, or a later one, is below.
+    /// Waits until the version of `lba` that is cached now, or a later one, is below.
     ///
     /// # Errors
-    /// It was tried, and failed.
+    /// Fails if the write-back fails.
     fn drain_block(&self, set: &mut SetGuard<'_, R>, batch: &mut Batch, lba: u64) -> Result<()> {
         loop {
             match set.set().drain_step(lba, &mut batch.run) {
@@ -166,12 +168,12 @@ impl<R: Replacement> StagingCache<R> {
                 FlushStep::WriteBack => break,
             }
         }
-        // Neighbours that were written with it may have failed without it.
+        // Neighbours in the batch may have failed although `lba` succeeded.
         let _ = self.write_back(set, batch, None);
         if set.set().has_failed(lba) { Err(still_dirty(&self.ledger, lba)) } else { Ok(()) }
     }
 
-    /// Writes back what is cached of `lbas` in set `number`, and then, where `forget`, gives it up.
+    /// Writes back the cached blocks of `lbas` in set `number`, and gives them up if `forget`.
     fn drain_cached(&self, number: usize, lbas: &Range<u64>, forget: bool) -> Result<()> {
         let mut set = self.lock(number);
         let mut batch = Batch::of_thread();
@@ -186,10 +188,10 @@ impl<R: Replacement> StagingCache<R> {
         result
     }
 
-    /// The end of a FUA write of `lbas`: makes them durable.
+    /// Makes `lbas` durable, at the end of a FUA write.
     ///
     /// # Errors
-    /// They are not, or a write-back failed since the last report.
+    /// Fails if that fails, or if a write-back failed since the last report.
     pub(super) fn make_durable(&self, lbas: Range<u64>) -> Result<()> {
         let drain = |lba| self.drain_cached(self.set_of(lba), &(lba..lba + 1), false);
         let drained = lbas.map(drain).fold(Ok(()), Result::and);
@@ -197,8 +199,8 @@ impl<R: Replacement> StagingCache<R> {
         self.ledger.report().and(drained).and(flushed)
     }
 
-    /// Runs `change`, a change of blocks, below, not through the cache. Writes to them wait
-    /// meanwhile.
+    /// Runs `change`, a change of blocks, on the device below, around the cache. Writes to its
+    /// blocks wait meanwhile.
     pub(super) fn change_below(&self, change: &mut Operation<'_>) -> Result<()> {
         let (offset, len) = change.range();
         let mut operation = self.recorder.begin();
@@ -220,14 +222,14 @@ impl<R: Replacement> StagingCache<R> {
         changed
     }
 
-    /// Writes back what is cached of `len` bytes at `offset`.
+    /// Writes back the cached blocks in `len` bytes at `offset`.
     pub(super) fn drain_range(&self, offset: u64, len: u64) -> Result<()> {
         let lbas = self.lba_of(offset)..self.lba_of(offset + len);
         let drain = |number| self.drain_cached(number, &lbas, false);
         self.sets_of(&lbas).into_iter().map(drain).fold(Ok(()), Result::and)
     }
 
-    /// The sets that blocks of `lbas` are in.
+    /// Returns the sets of the blocks `lbas`.
     fn sets_of(&self, lbas: &Range<u64>) -> Vec<usize> {
         if lbas.end - lbas.start >= self.sets() as u64 {
             return (0..self.sets()).collect();

@@ -1,11 +1,11 @@
-//! LRU: one exact list of all blocks by their last use. A write that finds the cache full first
-//! writes the least recently used block back, then takes its slot (the Caiti paper's 2-step write);
-//! a block that a flush has cleaned stays and is given up without a write.
+//! LRU: one exact list of all blocks by last use. A write to a full cache first writes the least
+//! recently used block back, then takes its slot (the Caiti paper's 2-step write). A block that a
+//! flush has cleaned stays, and is given up without a write.
 
 use super::replacement::{Replacement, View};
 use crate::tier::list::{Links, List};
 
-/// All blocks, the least recently used one first.
+/// All blocks in order of last use.
 pub(super) struct Lru {
     links: Links,
     used: List,

@@ -1,22 +1,22 @@
-//! Staging caches: what the Caiti paper compares I/O transit caching against. A block stays in DRAM
-//! until its slot is needed, a watermark is passed, the device below is idle, or a flush asks for
-//! it.
+//! Staging caches, with which the Caiti paper compares I/O transit caching. A block stays in DRAM
+//! until its slot is needed, the cache passes a watermark, the device below is idle, or a flush
+//! needs the block.
 //!
 //! Why reads and writes stay in order (`set` keeps the rules for one block):
 //!
-//! - **Every version of a block passes through its slot**, FUA writes too: they are written to the
-//!   slot, which is then written back. So versions reach the device below one after another, and a
-//!   copy in the cache is never older than what is below.
-//! - **Zeroes and discards** go below by themselves, with their range closed meanwhile: writes to
-//!   it wait, what is cached of it is written back and forgotten first.
+//! - **Every version of a block passes through its slot**, also that of a FUA write, which fills
+//!   the slot and then writes it back. So versions reach the device below one after another, and a
+//!   cached copy is never older than the block below.
+//! - **Zeroes and discards** go directly below, with their range closed meanwhile: writes to the
+//!   range wait, and its cached blocks are first written back and forgotten.
 //! - **A slot is given up only after its write-back has returned**, so a reader that finds no copy
 //!   finds at least that version below.
 //!
-//! Map: `replacement` what a policy decides, `pmbd`, `pmbd70`, `lru`, `coactive` the policies,
-//! `set` the state machine that they complete (`table`, `list`, `bloom` its parts): all of them
-//! without clock, threads, locks or I/O. `cache` and `runtime` give them all of that: `request`
-//! reads and writes, `drain` flushes, FUA, zeroes and discards, `background` the work of the
-//! threads. Lock order: set, then slot or the queue of calls; no lock is held over a call to the
+//! Map: `replacement` is the interface of a policy, `pmbd`, `pmbd70`, `lru` and `coactive` are the
+//! policies, and `set` is the state machine that they complete (with `table`, `list` and `bloom`):
+//! all without clock, threads, locks or I/O. `cache` and `runtime` add those: `request` reads and
+//! writes, `drain` handles flushes, FUA, zeroes and discards, `background` is the work of the
+//! threads. Lock order: set, then slot or the queue of calls; no lock is held during a call to the
 //! device below.
 
 mod background;
@@ -42,10 +42,10 @@ use super::{Maker, Policy};
 use crate::device::{DeviceError, DeviceErrorKind, Result};
 use runtime::Staging;
 
-/// Makes the caches of a staging policy.
+/// Returns the maker of a staging policy's caches.
 ///
 /// # Errors
-/// `policy` is none.
+/// Fails if `policy` is not a staging policy.
 pub(super) fn maker(policy: Policy) -> Result<Maker> {
     match policy {
         Policy::Pmbd => Ok(Maker::of::<Staging<pmbd::Pmbd>>()),

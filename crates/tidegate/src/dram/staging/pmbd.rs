@@ -1,8 +1,9 @@
-//! PMBD (Chen, Mesnier, Hahn, MSST 2014) as the Caiti paper compares it: the cache is several
-//! sub-buffers, and a write that finds its sub-buffer full drains all of it while it waits.
+//! PMBD (Chen, Mesnier, Hahn, MSST 2014) as the Caiti paper compares it: the cache consists of
+//! several sub-buffers, and a write to a full sub-buffer drains the whole sub-buffer first.
 //!
-//! One writer drains at a time (PMBD's flush lock); others of the same sub-buffer go on as soon as
-//! it has freed a slot for them. What is written back is gone: the buffer is for writes.
+//! One writer drains a sub-buffer at a time (PMBD's flush lock); other writers go on as soon as it
+//! has freed a slot for them. A block leaves the buffer with its write-back: the buffer is for
+//! writes only.
 
 use super::replacement::{Replacement, View};
 

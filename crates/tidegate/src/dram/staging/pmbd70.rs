@@ -1,9 +1,9 @@
-//! PMBD with its syncer: a worker starts to drain a sub-buffer when 70 % of it are in
-//! use, and stops at 10 %: the watermarks of PMBD's source.
+//! PMBD with its syncer: a worker starts to drain a sub-buffer when 70 % of its slots are used, and
+//! stops at 10 %, the watermarks of PMBD's source.
 //!
-//! A write that finds its sub-buffer full all the same waits for the syncer where that is at work,
-//! else drains as in [`Pmbd`]. There can be as many syncers as sub-buffers, as in PMBD's source,
-//! but no more than CPUs.
+//! A write that finds its sub-buffer full nevertheless waits for the syncer if it runs, else drains
+//! as in [`Pmbd`]. The number of syncers is that of the sub-buffers, as in PMBD's source, but at
+//! most that of the CPUs.
 
 use super::pmbd::{Pmbd, SUB_BUFFERS};
 use super::replacement::{Replacement, View};

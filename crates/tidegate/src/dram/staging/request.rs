@@ -23,8 +23,8 @@ impl<R: Replacement> StagingCache<R> {
         Ok(())
     }
 
-    /// Whether `operation` waits for nothing slower than memory, as far as the sets can tell now:
-    /// another request may take a slot before it runs.
+    /// Reports whether `operation` waits for nothing slower than memory, as far as the sets can
+    /// tell now: another request may take a slot before it runs.
     pub(super) fn waits_for_nothing(&self, operation: &device::Operation<'_>) -> bool {
         let lbas = |offset, len: usize| (self.lba_of(offset)..).take(len / self.block_bytes());
         match operation {
@@ -57,7 +57,7 @@ impl<R: Replacement> StagingCache<R> {
         Ok(())
     }
 
-    /// The slot for `lba`, once there is one.
+    /// Waits for a slot for `lba` and returns it.
     fn slot_for(
         &self,
         operation: &mut Operation<'_>,
@@ -66,7 +66,7 @@ impl<R: Replacement> StagingCache<R> {
     ) -> Result<u32> {
         let mut is_stalled = false;
         loop {
-            // Read under the lock of the set: so a set's epochs never decrease.
+            // Read under the lock of the set, so that a set's epochs never decrease.
             let epoch = self.epoch.load(Ordering::SeqCst);
             let step = set.set().write(lba, epoch);
             if let WriteStep::Fill(slot) = step {
@@ -83,10 +83,10 @@ impl<R: Replacement> StagingCache<R> {
         }
     }
 
-    /// Writes back as many blocks as the policy says, or waits where another thread does.
+    /// Writes back as many blocks as the policy says, or waits while another thread does.
     ///
     /// # Errors
-    /// Every block that could be given up has failed before, and the one tried now fails again.
+    /// Fails if all remaining candidates have failed before, and the one tried now fails again.
     fn reclaim(&self, set: &mut SetGuard<'_, R>) -> Result<()> {
         let quota = set.set().begin_reclaim();
         if quota == 0 {
@@ -100,7 +100,7 @@ impl<R: Replacement> StagingCache<R> {
             tried += u32::try_from(batch.run.len()).unwrap_or(u32::MAX);
             match victim {
                 Victim::None => break,
-                // A failure is in the ledger, and there are other blocks.
+                // The ledger has the failure, and other blocks are left.
                 Victim::Of(slot) => drop(self.write_back(set, &mut batch, Some(slot))),
                 Victim::Retry(slot) => result = self.write_back(set, &mut batch, Some(slot)),
             }
@@ -119,7 +119,7 @@ impl<R: Replacement> StagingCache<R> {
         read_blocks(&mut operation, (offset, buf), self.block_bytes(), hit, below)
     }
 
-    /// Copies one block out of the cache. False: it is not there.
+    /// Copies one block out of the cache. Returns whether it was cached.
     fn read_hit(
         &self,
         operation: &mut Operation<'_>,
@@ -134,8 +134,8 @@ impl<R: Replacement> StagingCache<R> {
                 ReadStep::Miss => return Ok(false),
                 ReadStep::Wait => set.wait(),
                 ReadStep::Hit(slot) => {
-                    // No thread holds it for writing, so this does not wait under the lock of the
-                    // set.
+                    // No thread holds the slot for writing, so this does not wait under the lock of
+                    // the set.
                     let slot = self.slots.lock(set.slot(slot));
                     drop(set);
                     operation.enter(Phase::ReadHit);

@@ -1,4 +1,4 @@
-//! The device of every staging policy: requests on the core, and the workers beside them.
+//! The device of every staging policy: it runs requests on the core, and owns the workers.
 
 use std::sync::Arc;
 
@@ -22,7 +22,7 @@ pub(super) struct Staging<R: Replacement> {
 }
 
 impl<R: Replacement> Make for Staging<R> {
-    /// `policy` is the name of `R`.
+    /// Opens the cache; `policy` is the name of `R`.
     fn open(policy: Policy, bytes: u64, below: Arc<dyn BlockDevice>) -> Result<Self> {
         let slots = Slots::new(bytes, below.geometry().block_bytes)?;
         let core = Arc::new(StagingCache::new(policy, slots, below));
@@ -40,7 +40,7 @@ impl<R: Replacement> Make for Staging<R> {
 }
 
 impl<R: Replacement> BlockDevice for Staging<R> {
-    /// That of the device below, but volatile.
+    /// Returns the geometry of the device below, with a volatile cache.
     fn geometry(&self) -> Geometry {
         Geometry { volatile_cache: true, ..self.core.geometry }
     }
@@ -72,7 +72,7 @@ impl<R: Replacement> BlockDevice for Staging<R> {
         }
     }
 
-    /// A read that finds nothing here is the device below's.
+    /// Starts a read of uncached blocks directly on the device below, other requests on the pool.
     fn start(self: Arc<Self>, request: AsyncRequest) {
         let core = &self.core;
         if is_read_below(request.owned(), &core.geometry, |lba| core.is_cached(lba)) {
@@ -110,7 +110,7 @@ impl<R: Replacement> DramTier for Staging<R> {
 
 impl<R: Replacement> Drop for Staging<R> {
     fn drop(&mut self) {
-        // A caller that has to know what failed calls `drain` before.
+        // A caller that needs the errors calls `drain` before.
         let _ = self.drain();
     }
 }

@@ -1,19 +1,20 @@
-//! One set of slots as a state machine: what reads, writes, write-backs and flushes may do with
-//! each block.
+//! One set of slots as a state machine: it decides which reads, writes, write-backs and flushes
+//! each block allows.
 //!
-//! No clock, thread, lock or I/O: the runtime calls it under the set's lock and does what it says,
-//! a model in virtual time can do the same. Which block goes when is up to the [`Replacement`].
+//! The set has no clock, thread, lock or I/O: the runtime calls it under the set's lock and follows
+//! its decisions, and so can a model in virtual time. The [`Replacement`] decides which block goes
+//! when.
 //!
-//! 1. A block is in at most one slot, and all its versions pass through that slot: a write changes
-//!    it in place, but not while the block is written back, so two versions are never on their way
-//!    down at once.
-//! 2. A slot that is not Clean is in one of three lists: `writing` while it is written back, else
-//!    `failed` where its last write-back failed, else `dirty`, which is in the order of epochs.
-//! 3. The epoch of a slot is that of its oldest write which is not written back. A flush that ended
+//! 1. A block is in at most one slot, and all its versions pass through that slot. A write changes
+//!    the block in place, but not during its write-back, so two versions are never written below at
+//!    the same time.
+//! 2. A slot with data that is not below is in one of three lists: `writing` during its write-back,
+//!    else `failed` if its last write-back failed, else `dirty`, which is in the order of epochs.
+//! 3. The epoch of a slot is that of its oldest write that is not written back. A flush that ended
 //!    epoch E waits for slots of epochs up to E, and their number only shrinks: a slot that becomes
-//!    dirty after the flush began has a higher epoch, and one that the flush waits for is not
+//!    dirty after the flush began has a higher epoch, and a slot that the flush waits for is not
 //!    filled again before it is written back.
-//! 4. While a range of lbas is closed no write to it starts.
+//! 4. While a range of lbas is closed, no write to the range starts.
 
 use std::ops::Range;
 
@@ -21,7 +22,7 @@ use super::replacement::{Replacement, View};
 use super::table::{State, Table};
 use crate::tier::list::{Links, List};
 
-/// What a write of a block has to do.
+/// The next step of a write of a block.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum WriteStep {
     /// Copy the data into this slot, then call [`Set::filled`].
@@ -32,7 +33,7 @@ pub(super) enum WriteStep {
     Full,
 }
 
-/// What a read of a block has to do.
+/// The next step of a read of a block.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum ReadStep {
     /// Copy this slot. No thread changes it before the set is unlocked.
@@ -43,10 +44,10 @@ pub(super) enum ReadStep {
     Miss,
 }
 
-/// What a flush has to do.
+/// The next step of a flush.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum FlushStep {
-    /// Write the run of slots back that was given, then call [`Set::written_back`] for each.
+    /// Write back the returned run of slots, then call [`Set::written_back`] for each.
     WriteBack,
     /// Try again after the set's next change.
     Wait,
@@ -54,15 +55,15 @@ pub(super) enum FlushStep {
     Done,
 }
 
-/// What became of the search for a block to give up.
+/// The result of the search for a block to give up.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Victim {
-    /// Write the run that was given back, and free this slot of it.
+    /// Write the returned run back, and free this slot.
     Of(u32),
-    /// Write the run that was given back, and free this slot of it. Its last write-back failed, as
-    /// did that of every other block there is to give up.
+    /// Write the returned run back, and free this slot. The last write-back of every candidate,
+    /// this one included, failed.
     Retry(u32),
-    /// There is none: all slots are being filled or written back.
+    /// No candidate: all slots are being filled or written back.
     None,
 }
 
@@ -75,12 +76,13 @@ pub(super) struct Set<R> {
     failed: List,
     writing: List,
     closed: Vec<Range<u64>>,
-    /// Aligned runs of so many lbas are written back together.
+    /// Number of lbas of an aligned run, whose blocks are written back together.
     run_blocks: u64,
     replacement: R,
 }
 
-/// The view that `$set.replacement` gets: a macro, for a method would borrow the replacement too.
+/// Makes the view for `$set.replacement`. A macro, because a method would borrow the replacement
+/// too.
 macro_rules! view {
     ($set:expr) => {
         View {
@@ -93,7 +95,7 @@ macro_rules! view {
 }
 
 impl<R: Replacement> Set<R> {
-    /// An empty set of `slots` slots; `run_blocks` is a power of two.
+    /// Makes an empty set of `slots` slots; `run_blocks` is a power of two.
     pub(super) fn new(slots: u32, run_blocks: u64) -> Self {
         let mut links = Links::new(slots);
         let mut free = List::EMPTY;
@@ -111,27 +113,28 @@ impl<R: Replacement> Set<R> {
         }
     }
 
-    /// Bytes of memory that the set takes beside `size_of::<Self>()`.
+    /// Returns the bytes of memory besides `size_of::<Self>()`.
     pub(super) fn bytes(&self) -> usize {
         self.table.bytes() + self.links.bytes() + self.replacement.bytes()
     }
 
-    /// Slots whose data is not below, and those of them whose last write-back failed.
+    /// Returns the number of slots whose data is not below, and how many failed their last
+    /// write-back.
     pub(super) fn counts(&self) -> (u32, u32) {
         (self.dirty.len() + self.failed.len() + self.writing.len(), self.failed.len())
     }
 
-    /// The lba in `slot`.
+    /// Returns the lba in `slot`.
     pub(super) fn lba(&self, slot: u32) -> u64 {
         self.table.get(slot).lba
     }
 
-    /// `lba` is cached.
+    /// Returns whether `lba` is cached.
     pub(super) fn contains(&self, lba: u64) -> bool {
         self.table.find(lba).is_some()
     }
 
-    /// A write of `lba` would find a slot without a write-back.
+    /// Returns whether a write of `lba` would find a slot without a write-back.
     pub(super) fn has_slot_for(&self, lba: u64) -> bool {
         match self.table.find(lba) {
             Some(slot) => matches!(self.table.state(slot), State::Dirty | State::Clean),
@@ -139,7 +142,7 @@ impl<R: Replacement> Set<R> {
         }
     }
 
-    /// A write of `lba` begins, in `epoch`, which never decreases from call to call.
+    /// Begins a write of `lba` in `epoch`, which never decreases from call to call.
     pub(super) fn write(&mut self, lba: u64, epoch: u64) -> WriteStep {
         if self.closed.iter().any(|range| range.contains(&lba)) {
             return WriteStep::Wait;
@@ -176,7 +179,7 @@ impl<R: Replacement> Set<R> {
         WriteStep::Fill(slot)
     }
 
-    /// A free slot, if need be the one of a clean copy.
+    /// Returns a free slot, if necessary by giving up a clean copy.
     fn vacant(&mut self) -> Option<u32> {
         if self.free.is_empty() {
             let victim = self.replacement.victim(view!(self));
@@ -192,7 +195,7 @@ impl<R: Replacement> Set<R> {
         self.free.push_last(&mut self.links, slot);
     }
 
-    /// The data of `slot` is complete.
+    /// Marks the data of `slot` as complete.
     pub(super) fn filled(&mut self, slot: u32) {
         let header = self.table.get_mut(slot);
         header.state = State::Dirty;
@@ -201,7 +204,7 @@ impl<R: Replacement> Set<R> {
         }
     }
 
-    /// A read of `lba` begins.
+    /// Begins a read of `lba`.
     pub(super) fn read(&mut self, lba: u64) -> ReadStep {
         let Some(slot) = self.table.find(lba) else { return ReadStep::Miss };
         let header = self.table.get(slot);
@@ -213,8 +216,8 @@ impl<R: Replacement> Set<R> {
         ReadStep::Hit(slot)
     }
 
-    /// A write found the set full and has to free slots: the number of blocks that it has to write
-    /// back, got from [`take_victim`](Self::take_victim) and followed by
+    /// Returns the number of blocks that a write to a full set has to write back: the write gets
+    /// them from [`take_victim`](Self::take_victim) and then calls
     /// [`end_reclaim`](Self::end_reclaim). 0: wait for the set's next change instead.
     pub(super) fn begin_reclaim(&mut self) -> u32 {
         if self.next_victim() == Victim::None {
@@ -223,13 +226,13 @@ impl<R: Replacement> Set<R> {
         self.replacement.begin_reclaim(view!(self))
     }
 
-    /// The writer that freed slots is done.
+    /// Ends the work of a writer that freed slots.
     pub(super) fn end_reclaim(&mut self) {
         self.replacement.end_reclaim();
     }
 
-    /// Starts writing a block back so that its slot is freed, with its neighbours: `run`, by
-    /// ascending lba.
+    /// Starts the write-back of a block, and its neighbours, to free its slot. `run` gets the slots
+    /// by ascending lba.
     pub(super) fn take_victim(&mut self, run: &mut Vec<u32>) -> Victim {
         let victim = self.next_victim();
         if let Victim::Of(slot) | Victim::Retry(slot) = victim {
@@ -247,12 +250,12 @@ impl<R: Replacement> Set<R> {
         retry.map_or(Victim::None, Victim::Retry)
     }
 
-    /// A worker has something to do.
+    /// Returns whether a worker has something to do.
     pub(super) fn wants_background(&self) -> bool {
         self.replacement.wants_background(view!(self))
     }
 
-    /// Starts writing back in the background. False: nothing to do.
+    /// Starts a write-back in the background. Returns false if there is nothing to do.
     pub(super) fn take_background(&mut self, run: &mut Vec<u32>) -> bool {
         let next = self.replacement.background(view!(self));
         if let Some(slot) = next {
@@ -261,12 +264,13 @@ impl<R: Replacement> Set<R> {
         next.is_some()
     }
 
-    /// A worker leaves the set before it was told that nothing is to do.
+    /// Marks that a worker leaves the set before [`take_background`](Self::take_background)
+    /// returned false.
     pub(super) fn end_background(&mut self) {
         self.replacement.end_background();
     }
 
-    /// Dirty to Writing: `slot` and, unless it failed before, its neighbours.
+    /// Changes `slot` from Dirty to Writing and, unless it failed before, its neighbours too.
     fn start(&mut self, slot: u32, run: &mut Vec<u32>) {
         run.clear();
         let lba = self.lba(slot);
@@ -295,7 +299,8 @@ impl<R: Replacement> Set<R> {
         (header.state == State::Dirty && !header.failed).then_some(slot)
     }
 
-    /// The write-back of `slot` ended, well or not; `free` where its slot was what it was for.
+    /// Ends the write-back of `slot`, successful if `ok`; `free` if the write-back was to free the
+    /// slot.
     pub(super) fn written_back(&mut self, slot: u32, ok: bool, free: bool) {
         self.writing.remove(&mut self.links, slot);
         let header = self.table.get_mut(slot);
@@ -320,7 +325,7 @@ impl<R: Replacement> Set<R> {
         }
     }
 
-    /// The next thing to do for a flush of epochs up to `upto`, failed blocks left out.
+    /// Returns the next step of a flush of epochs up to `upto`, without failed blocks.
     pub(super) fn flush_step(&mut self, upto: u64, run: &mut Vec<u32>) -> FlushStep {
         let covered = |slot: u32| self.table.get(slot).epoch <= upto;
         match self.dirty.first().filter(|&slot| covered(slot)) {
@@ -330,7 +335,7 @@ impl<R: Replacement> Set<R> {
         }
     }
 
-    /// The next thing to do until the present version of `lba` is below.
+    /// Returns the next step until the current version of `lba` is below.
     pub(super) fn drain_step(&mut self, lba: u64, run: &mut Vec<u32>) -> FlushStep {
         match self.table.find(lba) {
             Some(slot) => self.write_back_next(slot, run),
@@ -354,23 +359,23 @@ impl<R: Replacement> Set<R> {
         }
     }
 
-    /// The lbas whose last write-back failed, of epochs up to `upto`.
+    /// Returns the lbas, of epochs up to `upto`, whose last write-back failed.
     pub(super) fn failed_upto(&self, upto: u64) -> Vec<u64> {
         let headers = self.failed.iter(&self.links).map(|slot| self.table.get(slot));
         headers.filter(|header| header.epoch <= upto).map(|header| header.lba).collect()
     }
 
-    /// The last write-back of what is cached of `lba` failed.
+    /// Returns whether the last write-back of the cached block `lba` failed.
     pub(super) fn has_failed(&self, lba: u64) -> bool {
         self.table.find(lba).is_some_and(|slot| self.table.get(slot).failed)
     }
 
-    /// The cached lbas of `range`.
+    /// Returns the cached lbas of `range`.
     pub(super) fn cached_in(&self, range: &Range<u64>) -> Vec<u64> {
         self.table.cached_in(range)
     }
 
-    /// Writes to `range` wait until it is opened.
+    /// Closes `range`: writes to it wait until it is opened.
     pub(super) fn close(&mut self, range: Range<u64>) {
         self.closed.push(range);
     }

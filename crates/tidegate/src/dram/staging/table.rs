@@ -4,14 +4,14 @@ use std::ops::Range;
 
 use super::super::slots::NO_SLOT;
 
-/// What a slot is doing.
+/// The state of a slot.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum State {
     /// Holds no block.
     Free,
     /// A write is copying data into it.
     Filling,
-    /// Holds a block that is newer than the one below.
+    /// Holds a block newer than the one below.
     Dirty,
     /// Its block is being written back.
     Writing,
@@ -23,14 +23,14 @@ pub(super) enum State {
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Header {
     pub(super) lba: u64,
-    /// Epoch of its oldest write that is not written back.
+    /// Epoch of its oldest write not written back.
     pub(super) epoch: u64,
     /// Next slot in its bucket.
     chain: u32,
     pub(super) state: State,
-    /// The last write-back of what it holds failed.
+    /// Whether the last write-back of its block failed.
     pub(super) failed: bool,
-    /// A flush waits for it: no write may change it before it is written back.
+    /// Whether a flush waits for its write-back: no write may change it before.
     pub(super) awaited: bool,
 }
 
@@ -53,7 +53,7 @@ pub(super) struct Table {
 }
 
 impl Table {
-    /// A table of `slots` free slots.
+    /// Makes a table of `slots` free slots.
     pub(super) fn new(slots: u32) -> Self {
         let buckets = (slots as usize).next_power_of_two();
         Self {
@@ -62,12 +62,12 @@ impl Table {
         }
     }
 
-    /// Number of slots.
+    /// Returns the number of slots.
     pub(super) fn slots(&self) -> u32 {
         u32::try_from(self.headers.len()).unwrap_or(NO_SLOT)
     }
 
-    /// Bytes of headers and buckets.
+    /// Returns the bytes of headers and buckets.
     pub(super) fn bytes(&self) -> usize {
         size_of_val(&*self.headers) + size_of_val(&*self.buckets)
     }
@@ -84,7 +84,7 @@ impl Table {
         self.get(slot).state
     }
 
-    /// The slot that holds `lba`.
+    /// Returns the slot that holds `lba`.
     pub(super) fn find(&self, lba: u64) -> Option<u32> {
         let mut slot = self.buckets[self.bucket(lba)];
         while slot != NO_SLOT {
@@ -97,7 +97,7 @@ impl Table {
         None
     }
 
-    /// Gives `slot`, which is free, to `lba`, which no slot holds.
+    /// Assigns `slot`, which is free, to `lba`, which no slot holds.
     pub(super) fn insert(&mut self, slot: u32, lba: u64, epoch: u64) {
         let bucket = self.bucket(lba);
         let chain = self.buckets[bucket];
@@ -121,7 +121,7 @@ impl Table {
         *self.get_mut(slot) = Header::FREE;
     }
 
-    /// The lbas of `range` that are cached, in no order.
+    /// Returns the cached lbas of `range`, in no order.
     pub(super) fn cached_in(&self, range: &Range<u64>) -> Vec<u64> {
         if range.end.saturating_sub(range.start) < self.headers.len() as u64 {
             return range.clone().filter(|&lba| self.find(lba).is_some()).collect();
