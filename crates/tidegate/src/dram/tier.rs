@@ -1,4 +1,4 @@
-//! What a DRAM tier says of itself as a [`Tier`](crate::tier::Tier), whatever its policy.
+//! Reports of a DRAM tier as a [`Tier`](crate::tier::Tier), for every policy.
 
 use std::time::Duration;
 
@@ -30,7 +30,7 @@ const PHASE_SHARE: Metric = Metric::gauge(
 const PHASE_NS: Metric =
     Metric::latencies("dram_phase_ns", "Time in the phase; short phases are sampled");
 
-/// Whether `operation` is a read of blocks of which none `is_cached`: one for the device below,
+/// Reports whether `operation` is a read of uncached blocks only: it goes to the device below,
 /// where it waits without a thread.
 pub(super) fn is_read_below(
     operation: &OwnedOperation,
@@ -43,7 +43,7 @@ pub(super) fn is_read_below(
     geometry.check(*offset, len).is_ok() && !lbas.any(is_cached)
 }
 
-/// The state of `tier`.
+/// Returns the state of `tier`.
 pub(super) fn state_of<T: DramTier + ?Sized>(tier: &T) -> State {
     let summary = tier.summary();
     let mut lines = lines_of(&summary);
@@ -57,7 +57,7 @@ pub(super) fn state_of<T: DramTier + ?Sized>(tier: &T) -> State {
     }
 }
 
-/// What a tier of this `summary` is and what it costs, for people.
+/// Describes a tier of this `summary` and its memory, for people.
 pub fn lines_of(summary: &TierSummary) -> Vec<Line> {
     let TierSummary { policy, block_bytes, slots, sets, threads, .. } = summary;
     if *policy == Policy::None {

@@ -1,25 +1,23 @@
-//! Closing: while a request writes a block below around the cache, no newer version of it is
-//! cached.
+//! Closes blocks: while a request writes a block below, around the cache, no newer version of the
+//! block is cached.
 //!
-//! Otherwise the device could apply a write that came later, through the cache, before the one
-//! under way. A read that follows both would see the later one in the cache and then the earlier
-//! one below.
+//! Otherwise the device could apply a later write, through the cache, before the bypassing one. A
+//! read after both would see the later data in the cache and then the earlier data below.
 //!
-//! Lbas are closed in ascending order, so that requests which wait for each other's lbas never wait
-//! in a circle.
+//! Lbas are closed in ascending order, so that requests never wait for each other in a circle.
 
 use std::ops::Range;
 
 use super::Core;
 
-/// Lbas that are closed; dropping it opens them.
+/// Closed lbas; dropping this opens them.
 pub(super) struct Closed<'a> {
     core: &'a Core,
     lbas: Range<u64>,
 }
 
 impl<'a> Closed<'a> {
-    /// Closes `lbas`, and waits for each lba that another request has closed.
+    /// Closes `lbas`; waits for each lba that another request has closed.
     pub(super) fn close(core: &'a Core, lbas: Range<u64>) -> Self {
         let mut closed = Self::none_from(core, lbas.start);
         for lba in lbas {
@@ -37,12 +35,12 @@ impl<'a> Closed<'a> {
         Self { core, lbas: first..first }
     }
 
-    /// The next lba has been closed under the lock of its set.
+    /// Adds the next lba, which the caller has closed under the lock of its set.
     pub(super) fn extend(&mut self) {
         self.lbas.end += 1;
     }
 
-    /// The lbas that are closed.
+    /// Returns the closed lbas.
     pub(super) fn lbas(&self) -> &Range<u64> {
         &self.lbas
     }

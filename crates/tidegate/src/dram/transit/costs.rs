@@ -1,41 +1,42 @@
-//! What writes cost, measured: whether a cache write is worth it.
+//! Measures the costs of writes, to decide whether cache writes are worthwhile.
 //!
-//! Moving medians over sampled operations: a thread that lost its CPU in between says nothing about
-//! the cost, however long it took. Races between updates lose a sample, which does no harm.
+//! The costs are moving medians over sampled operations: an operation whose thread lost its CPU
+//! meanwhile shifts them little, however long it took. Races between updates lose a sample, which
+//! is harmless.
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
-/// A sample moves a median by one part in `1 << STEP_LOG2` towards itself, and the first ones by
-/// more.
+/// A sample moves a median towards itself by one part in `1 << STEP_LOG2`; the first samples move
+/// it further.
 const STEP_LOG2: u32 = 5;
 const FIRST_STEP_LOG2: u32 = 2;
-/// Samples before a median is believed.
+/// Samples before a median is used.
 const ENOUGH_SAMPLES: u32 = 16;
-/// Time without a cache write after which the cost of one is measured again: the load may have
+/// Time without a cache write after which its cost is measured again, because the load may have
 /// changed.
 const TIME_TO_DOUBT_NS: u64 = 500_000_000;
 
-/// Which way is better.
+/// The cheaper way to write a block.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Worth {
-    /// Too little was measured.
+    /// Too few samples.
     Unknown,
-    /// A block gets into the cache in less than half the time that it takes below.
+    /// A cache write takes at most half the time of a write below.
     Cache,
-    /// Caching would only add the work of the eviction.
+    /// Caching only adds the work of the eviction.
     Bypass,
 }
 
-/// Times of one block.
+/// Measured times by block.
 #[derive(Default)]
 pub(super) struct Costs {
-    /// Of a request, written to the device below.
+    /// A request's write to the device below.
     bypass: Median,
-    /// Of the cache, written to the device below: slower, since its data comes from memory.
+    /// An eviction's write to the device below: slower, because its data comes from memory.
     eviction: Median,
-    /// Put into the cache, bookkeeping included.
+    /// A write to the cache, bookkeeping included.
     cached: Median,
-    /// When the last cache write was sampled, or doubt began.
+    /// Time of the last sampled cache write, or of the last reset of its samples.
     cached_at_ns: AtomicU64,
 }
 
@@ -46,7 +47,7 @@ struct Median {
 }
 
 impl Costs {
-    /// A block of a request was written below in `ns`, until `now_ns`.
+    /// Samples a request's write of a block below, which took `ns` until `now_ns`.
     pub(super) fn sample_bypass(&self, ns: u64, now_ns: u64) {
         self.bypass.sample(ns);
         let cached_at_ns = self.cached_at_ns.load(Ordering::Relaxed);
@@ -56,19 +57,19 @@ impl Costs {
         }
     }
 
-    /// A block of the cache was written below in `ns`.
+    /// Samples an eviction's write of a block below, which took `ns`.
     pub(super) fn sample_eviction(&self, ns: u64) {
         self.eviction.sample(ns);
     }
 
-    /// A block was put into the cache in `ns`, until `now_ns`.
+    /// Samples a cache write of a block, which took `ns` until `now_ns`.
     pub(super) fn sample_cached(&self, ns: u64, now_ns: u64) {
         self.cached.sample(ns);
         self.cached_at_ns.store(now_ns, Ordering::Relaxed);
     }
 
-    /// Whether caching is worth it: it takes at most half the time of a bypass, for the write-back
-    /// comes on top.
+    /// Returns whether caching is worthwhile: only if it takes at most half the time of a bypass,
+    /// because the write-back comes on top.
     pub(super) fn worth(&self) -> Worth {
         match (self.bypass.ns(), self.cached.ns()) {
             (Some(bypass_ns), Some(cached_ns)) if bypass_ns < cached_ns * 2 => Worth::Bypass,
@@ -77,8 +78,8 @@ impl Costs {
         }
     }
 
-    /// A bypass should be measured now and then: evictions, which take longer, do not rule out that
-    /// it is the better way.
+    /// Returns whether a bypass should be measured now and then: the times of evictions, which take
+    /// longer, leave it possible that a bypass is cheaper.
     pub(super) fn bypass_may_be_better(&self) -> bool {
         match (self.eviction.ns(), self.cached.ns()) {
             (Some(eviction_ns), Some(cached_ns)) => eviction_ns < cached_ns * 3,
@@ -88,7 +89,7 @@ impl Costs {
 }
 
 impl Median {
-    /// None while too little was measured.
+    /// Returns the median; `None` with too few samples.
     fn ns(&self) -> Option<u64> {
         let enough = self.samples.load(Ordering::Relaxed) >= ENOUGH_SAMPLES;
         enough.then(|| self.ns.load(Ordering::Relaxed))

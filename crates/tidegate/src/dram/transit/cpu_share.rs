@@ -1,27 +1,28 @@
-//! Whether a thread gets a CPU whenever it wants to run, and how long it rests where it does not.
+//! Measures whether a thread gets a CPU whenever it wants to run, and how long it should rest if
+//! not.
 
 use crate::tier::clock::{now_ns, thread_cpu_ns};
 
 /// The time over which a thread measures whether it had a CPU to itself.
 const WINDOW_NS: u64 = 1_000_000;
-/// The share of a window that it may have waited for one: 1 in so many.
+/// The share of a window that the thread may have waited for a CPU: 1 in this many.
 const WAITED_SHARE: u64 = 8;
 /// Windows in a row without waiting that halve the next pause.
 const WINDOWS_TO_RECOVER: u32 = 64;
 const SHORTEST_PAUSE_NS: u64 = 1_000_000;
-/// Longest pause where other processes use the CPUs, and where this one uses all of them.
+/// Longest pause if other processes use the CPUs, and if this one uses all CPUs.
 const LONGEST_PAUSE_NS: u64 = 32_000_000;
 const LONGEST_BUSY_PAUSE_NS: u64 = 256_000_000;
-/// This process uses all CPUs where it leaves at most this share of their time: the inaccuracy of
-/// the clock.
+/// This process uses all CPUs if it leaves at most this share of their time, the inaccuracy of the
+/// clock.
 const IDLE_SHARE: u64 = 8;
 
-/// What a window says.
+/// The result of a window.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Verdict {
-    /// The thread had a CPU to itself, for so many windows in a row.
+    /// The thread had a CPU to itself, for this many windows in a row.
     Alone { windows: u32 },
-    /// It had to wait for one.
+    /// The thread had to wait for a CPU.
     Crowded { pause_ns: u64 },
 }
 
@@ -36,7 +37,7 @@ pub(super) struct CpuShare {
 }
 
 impl CpuShare {
-    /// Of a thread on a machine of `cpus` CPUs.
+    /// Makes the measurement of a thread on a machine of `cpus` CPUs.
     pub(super) fn new(cpus: u32) -> Self {
         Self {
             cpus,
@@ -51,7 +52,7 @@ impl CpuShare {
         self.window_ns = (now_ns(), thread_cpu_ns());
     }
 
-    /// The verdict of the window, where it is over; the next one begins.
+    /// Returns the result of the window if it has ended, and begins the next one.
     pub(super) fn verdict(&mut self) -> Option<Verdict> {
         let real_ns = now_ns().saturating_sub(self.window_ns.0);
         if real_ns < WINDOW_NS {
@@ -62,7 +63,7 @@ impl CpuShare {
         Some(self.judge(real_ns, waited_ns))
     }
 
-    /// During a pause of `real_ns` all threads of this process ran for `process_ns`.
+    /// Records that all threads of this process ran for `process_ns` during a pause of `real_ns`.
     pub(super) fn paused(&mut self, real_ns: u64, process_ns: u64) {
         let all_ns = real_ns * u64::from(self.cpus);
         let is_busy = all_ns.saturating_sub(process_ns) <= all_ns / IDLE_SHARE;

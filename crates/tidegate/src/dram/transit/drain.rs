@@ -1,5 +1,5 @@
-//! Writing back, for evictors, flushes and writes that need a slot; and draining: blocks written
-//! before a moment are written back, and later writes are not waited for.
+//! Writes back, for evictors, flushes and writes that need a slot; and drains: it writes back
+//! blocks written before a moment, without waiting for later writes.
 
 use std::sync::atomic::Ordering;
 
@@ -10,7 +10,7 @@ use super::{Core, Phase, Policy, Result, WriteFlags};
 use crate::device::{BlockDeviceExt, DeviceError};
 use crate::tier::clock::now_ns;
 
-/// Blocks that a flush writes back before it looks at the set again.
+/// Blocks that a flush writes back before it checks the set again.
 const BATCH_BLOCKS: usize = 64;
 /// Most dirty slots that a flush writes back without the help of evictors.
 const FLUSH_ALONE_SLOTS: u32 = 64;
@@ -18,35 +18,35 @@ const FLUSH_ALONE_SLOTS: u32 = 64;
 /// Memory of write-backs, kept between runs.
 #[derive(Default)]
 pub(super) struct Scratch {
-    /// The slots that are being written back, by ascending lba.
+    /// The slots under write-back, by ascending lba.
     run: Vec<u32>,
-    /// Those that failed.
+    /// The slots that failed.
     failed: Vec<(u32, DeviceError)>,
-    /// Their data, where they are several.
+    /// The data of a run of several slots.
     data: Vec<u8>,
 }
 
-/// What [`Core::evict_queued`] did.
+/// The result of [`Core::evict_queued`].
 #[derive(Default)]
 pub(super) struct Evicted {
     /// Write-backs that failed.
     pub(super) failures: u64,
-    /// The last of them.
+    /// The last failure.
     pub(super) error: Option<DeviceError>,
 }
 
 impl Core {
-    /// Everything acknowledged before the call is durable when it returns.
+    /// Makes every write acknowledged before the call durable.
     ///
-    /// The call ends an epoch. A write acknowledged earlier read the epoch's number before it
-    /// ended, so its slot has that number or a lower one; no write that begins later has. A slot
-    /// that is written again keeps the epoch of its oldest write until it is written back, and
-    /// while the flush is in its set it is not written again at all: the newer version goes beside
-    /// it. So the work of a flush never grows.
+    /// The call ends an epoch. A write acknowledged earlier read the epoch's number before the end,
+    /// so its slot has that number or a lower one; writes that begin later have a higher one. A
+    /// slot that is written again keeps the epoch of its oldest write until it is written back.
+    /// While the flush is in its set, it is not written again at all: a newer version gets another
+    /// slot. So the work of a flush never grows.
     pub(super) fn flush(&self) -> Result<()> {
         let mut operation = self.recorder.begin();
         operation.enter(Phase::Flush);
-        // It works as a writer does: evictors leave it a CPU.
+        // The flush counts as a writer, so that evictors leave it a CPU.
         let _busy = self.busy.enter();
         let upto = self.end_epoch();
         if self.used_slots() > FLUSH_ALONE_SLOTS {
@@ -57,10 +57,10 @@ impl Core {
         self.ledger.report().and(drained).and(flushed)
     }
 
-    /// Writes back the cached blocks of `len` bytes at `offset`, whole sets at a time.
+    /// Writes back the cached blocks in `len` bytes at `offset`, whole sets at a time.
     ///
     /// # Errors
-    /// Some of them could not be written back.
+    /// Fails if some blocks of the range could not be written back.
     pub(super) fn drain_range(&self, offset: u64, len: u64) -> Result<()> {
         let lbas = self.lba_of(offset)..self.lba_of(offset + len);
         let upto = self.end_epoch();
@@ -69,17 +69,17 @@ impl Core {
         }
         let is_cached = |lba: &u64| self.is_cached(*lba);
         let cached = || lbas.clone().filter(is_cached).map(|lba| self.table.set_of(lba));
-        // A set may hold other blocks that fail; those are no concern of this range.
+        // A set may hold other blocks that fail, which do not concern this range.
         self.drain_sets(cached(), upto).or_else(|error| match cached().next() {
             Some(_) => Err(error),
             None => Ok(()),
         })
     }
 
-    /// Drains each of the sets that hold anything, also after a failure.
+    /// Drains each set that holds any block, even after a failure.
     ///
     /// # Errors
-    /// The first failure.
+    /// Fails with the first failure.
     pub(super) fn drain_sets(&self, numbers: impl Iterator<Item = usize>, upto: u64) -> Result<()> {
         let mut scratch = Scratch::default();
         numbers
@@ -88,20 +88,21 @@ impl Core {
             .fold(Ok(()), Result::and)
     }
 
-    /// Ends the present epoch: the number of every write acknowledged so far is at most this.
+    /// Ends the current epoch and returns its number. Every write acknowledged so far has at most
+    /// this number.
     pub(super) fn end_epoch(&self) -> u64 {
         self.epoch.fetch_add(1, Ordering::SeqCst)
     }
 
-    /// Writes back what set `number` holds of epochs up to `upto`, helping the evictors.
+    /// Writes back the blocks of set `number` of epochs up to `upto`, beside the evictors.
     ///
     /// # Errors
-    /// Some of it failed.
+    /// Fails if some blocks failed.
     fn drain_set(&self, number: usize, upto: u64, scratch: &mut Scratch) -> Result<()> {
         let mut set = self.sets.lock(number);
         set.set().begin_flush(&self.table, upto);
-        // Each slot may fail once. Other writes that succeed queue failed slots again, which must
-        // not keep the flush busy for ever.
+        // Each slot may fail once. Successes of other writes queue failed slots again, which must
+        // not keep the flush busy forever.
         let mut failures_left = set.set().counts(&self.table).0;
         let stuck = loop {
             match set.set().flush_step(&self.table, upto) {
@@ -122,8 +123,8 @@ impl Core {
         stuck.map_or(Ok(()), |lba| Err(still_dirty(&self.ledger, lba)))
     }
 
-    /// Writes blocks of set `number` back whose epoch is at most `upto`, until none is queued or
-    /// `most` were tried.
+    /// Writes back blocks of set `number` of epochs up to `upto`, until none is queued or `most`
+    /// were tried.
     pub(super) fn evict_queued(
         &self,
         number: usize,
@@ -146,8 +147,8 @@ impl Core {
         evicted
     }
 
-    /// Writes the slots of `run`, whose lbas are neighbours, in one request where there are
-    /// several. Where that fails, each is tried alone, so that one bad block fails alone.
+    /// Writes the slots of `run`, whose lbas are neighbours, in one request. If a request for
+    /// several slots fails, writes each slot alone, so that only a bad block fails.
     fn write_back(&self, run: &[u32], failed: &mut Vec<(u32, DeviceError)>, data: &mut Vec<u8>) {
         match self.write_run(run, data) {
             Ok(()) => {}
@@ -175,8 +176,8 @@ impl Core {
         Ok(())
     }
 
-    /// Tells the state machine what became of `run`, gives free slots back and wakes the threads
-    /// that wait for either.
+    /// Reports the results of `run` to the state machine, frees slots, and wakes the threads that
+    /// wait for either.
     fn finish(&self, set: &mut SetGuard<'_>, run: &[u32], failed: &[(u32, DeviceError)]) {
         for &slot in run {
             let error = failed.iter().find(|(number, _)| *number == slot);

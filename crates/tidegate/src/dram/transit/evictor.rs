@@ -1,22 +1,22 @@
-//! The evictors: workers that write back, as many as the load and the CPUs call for.
+//! The evictors: workers that write back. Load and CPUs determine how many are awake.
 //!
-//! An evictor is idle (no work), awake, or rests (writers or other processes need the CPUs). Rules:
+//! An evictor is idle (no work), awake, or resting (writers or other processes need the CPUs).
+//! Rules:
 //!
-//! - While nothing is queued all are idle, without a timeout: an idle tier costs no CPU.
-//! - A write that finds no evictor awake wakes one. When the work ends, that one looks for more for
-//!   a moment and then naps a few times before it turns idle. So of paced writes only the first
-//!   pays for a wake-up, which costs more than a bypass. A cache that is full ends a nap.
+//! - While no block is queued, all evictors are idle, without a timeout: an idle tier costs no CPU.
+//! - A write that finds no evictor awake wakes one. When its work ends, the evictor looks for more
+//!   for a moment and then naps a few times before it turns idle. So among paced writes only the
+//!   first one pays for a wake-up, which costs more than a bypass. A full cache ends a nap.
 //! - An evictor that cannot keep up, and has a CPU to itself, wakes another.
-//! - Where the device below works at the speed of memory, evictors and writers together are never
-//!   more than there are CPUs: of evictors that find more, as many rest as are too many, and look
-//!   again from time to time. Writing back beside writers that need all CPUs only adds the cost of
-//!   the copy; full caches are bypassed instead.
-//! - An evictor that had to wait for a CPU all the same, since other processes use it, pauses,
-//!   twice as long each time, and no evictor is woken in its place. It tries again by itself, for
-//!   nothing tells it when a CPU becomes idle; and at once while no writer is active, for then it
-//!   takes nothing from them.
-//! - Pauses grow longest where this process alone keeps all CPUs busy meanwhile: each try takes
-//!   time from its requests. Where other processes do, each try takes most of its time from those.
+//! - If the device below works at the speed of memory, awake evictors and writers together never
+//!   exceed the CPUs: surplus evictors rest, and look again from time to time. Writing back beside
+//!   writers that need all CPUs only adds the cost of the copy; full caches are bypassed instead.
+//! - An evictor that nevertheless had to wait for a CPU, because other processes use it, pauses,
+//!   twice as long each time, and no evictor is woken in its place. It tries again by itself,
+//!   because no event tells it that a CPU becomes idle; and at once while no writer is active,
+//!   since it takes no CPU from writers then.
+//! - Pauses grow longest if this process alone keeps all CPUs busy, because each try takes time
+//!   from its own requests. If other processes do, each try takes most of its time from those.
 
 use std::sync::Arc;
 
@@ -29,38 +29,38 @@ use crate::sync::machine::{pause, yield_now};
 use crate::tier::background::{Step, Work};
 use crate::tier::clock::{now_ns, process_cpu_ns};
 
-/// Blocks that an evictor takes from a set before it looks at the next one.
+/// Blocks that an evictor takes from a set before it goes to the next one.
 const BATCH_BLOCKS: usize = 8;
 /// How long an evictor looks for new work before it naps.
 const SPIN_NS: u64 = 20_000;
-/// Windows in a row without waiting after which an evictor calls for help: longer than a time
-/// slice, which a thread gets whole before it sees that other threads wait.
+/// Windows in a row without waiting after which an evictor wakes another. They take longer than a
+/// time slice, which a thread gets whole before it notices waiting threads.
 const WINDOWS_ALONE: u32 = 8;
-/// Length of a nap, and how many in a row find no work before the evictor turns idle.
+/// Length of a nap, and the number of naps without work before the evictor turns idle.
 const NAP_NS: u64 = 1_000_000;
 const NAPS: u32 = 8;
-/// How often an evictor that leaves its CPU to a writer looks again.
+/// Interval at which an evictor that leaves its CPU to a writer looks again.
 const LOOK_AGAIN_NS: u64 = 4_000_000;
-/// How often an evictor that pauses looks whether no writer is active, and for how long: writers
-/// that never rest are between two writes for less.
+/// Interval at which a pausing evictor checks for active writers, and the length of the check: a
+/// busy writer is between two writes for less time.
 const LOOK_UP_NS: u64 = 500_000;
 const GLANCE_NS: u64 = 3_000;
 
 /// One evictor.
 pub(super) struct Evictor {
     core: Arc<Core>,
-    /// The set at which the search for work goes on.
+    /// The set at which the next search for work begins.
     cursor: usize,
     share: CpuShare,
     scratch: Scratch,
-    /// Naps that are left before the evictor turns idle.
+    /// Naps left before the evictor turns idle.
     naps_left: u32,
     pause: Option<Pause>,
-    /// The window of `share` holds sleep.
+    /// Whether the evictor slept during the window of `share`.
     has_slept: bool,
 }
 
-/// A time in which an evictor leaves the CPU to other threads.
+/// A time during which an evictor leaves the CPU to other threads.
 struct Pause {
     until_ns: u64,
     /// When it began: real time, and CPU time of the process.
@@ -70,7 +70,7 @@ struct Pause {
 }
 
 impl Evictor {
-    /// Evictor `number` of a tier.
+    /// Makes evictor `number` of a tier.
     pub(super) fn new(core: Arc<Core>, number: u32) -> Self {
         Self {
             cursor: number as usize * core.sets.count() / 2,
@@ -92,14 +92,15 @@ impl Evictor {
             return Step::Yield { awake_max, wake_at_ns: now_ns() + LOOK_AGAIN_NS };
         }
         self.cursor = set + 1;
-        // A failure is in the ledger.
+        // The ledger has the failure.
         self.core.evict_queued(set, u64::MAX, BATCH_BLOCKS, &mut self.scratch);
-        // A writer whose CPU this took gets it back now, not at the end of a time slice.
+        // A writer that lost its CPU to this thread gets it back now, not at the end of a time
+        // slice.
         yield_now();
         self.adapt()
     }
 
-    /// Waits for work for a moment in which writes need not wake this evictor.
+    /// Naps: waits for work a moment, during which writes need not wake this evictor.
     fn nap(&mut self) -> Step {
         if self.naps_left == 0 {
             self.naps_left = NAPS;
@@ -110,7 +111,7 @@ impl Evictor {
         Step::rest(NAP_NS)
     }
 
-    /// At the end of a window: pauses where the CPUs are needed, calls for help where they are not.
+    /// Adapts at the end of a window: pauses if the CPUs are needed, wakes another evictor if not.
     fn adapt(&mut self) -> Step {
         match self.share.verdict() {
             Some(Verdict::Crowded { pause_ns }) => self.begin_pause(pause_ns),
@@ -132,7 +133,8 @@ impl Evictor {
         Step::rest(pause_ns.min(LOOK_UP_NS))
     }
 
-    /// How long the evictor has to pause still. None: not at all, or no other thread gains by it.
+    /// Returns how long the evictor still has to pause; `None` if not at all, or if no other thread
+    /// gains from the pause.
     fn pause_left_ns(&mut self) -> Option<u64> {
         let Pause { until_ns, began_ns, alarms } = self.pause.as_ref()?;
         let now_ns = now_ns();
@@ -147,16 +149,16 @@ impl Evictor {
         None
     }
 
-    /// Returns how many evictors may be awake so that each active writer has a CPU, where writers
-    /// would write below at memory speed themselves. Returns `None` where the number does not
-    /// matter: the device below is slower, or the cache empties for bypassing, which ends.
+    /// Returns how many evictors may be awake so that each active writer has a CPU, if writers
+    /// would write below at memory speed themselves. Returns `None` if the number does not matter:
+    /// the device below is slower, or the cache is only being emptied for bypassing.
     fn awake_max(&self) -> Option<u32> {
         let core = &*self.core;
         let matters = core.is_below_memory && core.costs.worth() != Worth::Bypass;
         matters.then(|| core.cpus.saturating_sub(core.writers()))
     }
 
-    /// Returns the next set with work, where one appears within [`SPIN_NS`].
+    /// Returns the next set with work, if one appears within [`SPIN_NS`].
     fn look_for_work(&self) -> Option<usize> {
         let mut until_ns = None;
         loop {
@@ -191,7 +193,7 @@ impl Work for Evictor {
     }
 }
 
-/// An evictor that never rests: a scheduler decides when it steps.
+/// An evictor that never rests; a scheduler decides when it steps.
 pub(super) struct UnpacedEvictor {
     pub(super) core: Arc<Core>,
 }
@@ -199,7 +201,7 @@ pub(super) struct UnpacedEvictor {
 impl Work for UnpacedEvictor {
     fn step(&mut self) -> Step {
         let Some(number) = self.core.sets.ready.next_from(0) else { return Step::IDLE };
-        // A failure is in the ledger.
+        // The ledger has the failure.
         self.core.evict_queued(number, u64::MAX, BATCH_BLOCKS, &mut Scratch::default());
         Step::Again
     }
@@ -212,7 +214,7 @@ impl Work for UnpacedEvictor {
 /// Returns whether no writer is active for [`GLANCE_NS`].
 fn no_writer_is_active(core: &Core) -> bool {
     let until_ns = now_ns() + GLANCE_NS;
-    // At least one look, however long the scheduler kept this thread from it.
+    // At least one look, however long the scheduler delayed this thread.
     loop {
         if core.writers() > 0 {
             return false;

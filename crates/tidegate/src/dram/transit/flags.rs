@@ -1,27 +1,27 @@
-//! One bit a set, to find the sets with work among many without taking their locks.
+//! One bit for each set, to find the sets with work without taking their locks.
 //!
 //! A set's bit changes only under that set's lock and only when the answer changes, so that under
 //! load, when every set has work, no thread writes to these words.
 //!
 //! No work is missed: a worker that turns idle announces that first and then calls [`Flags::any`];
-//! a writer that queues work raises the bit first and then looks whether a worker is idle. Both
-//! change the bit's word (`any` by a change that changes nothing), so one comes after the other and
-//! sees what that one did before.
+//! a writer that queues work raises the bit first and then checks for an idle worker. Both modify
+//! the bit's word (`any` without changing its value), so one modification comes after the other and
+//! sees everything that the other thread did before.
 
 use crate::sync::{AtomicU64, Ordering};
 
-/// Bits of as many sets as there are.
+/// One bit for each set.
 pub(super) struct Flags {
     words: Box<[AtomicU64]>,
 }
 
 impl Flags {
-    /// `sets` bits, none raised.
+    /// Makes `sets` bits, none raised.
     pub(super) fn new(sets: usize) -> Self {
         Self { words: (0..sets.div_ceil(64)).map(|_| AtomicU64::new(0)).collect() }
     }
 
-    /// Raises or lowers the bit of `set`. Under the lock of that set.
+    /// Raises or lowers the bit of `set`. The caller holds the lock of that set.
     pub(super) fn put(&self, set: usize, raised: bool) {
         let (word, bit) = (&self.words[set / 64], 1 << (set % 64));
         if raised {
@@ -31,17 +31,17 @@ impl Flags {
         }
     }
 
-    /// Whether the bit of `set` is raised.
+    /// Reports whether the bit of `set` is raised.
     pub(super) fn get(&self, set: usize) -> bool {
         self.words[set / 64].load(Ordering::Acquire) & 1 << (set % 64) != 0
     }
 
-    /// Whether any bit is raised, asked by a worker that is about to turn idle.
+    /// Reports whether any bit is raised, for a worker that is about to turn idle.
     pub(super) fn any(&self) -> bool {
         self.words.iter().any(|word| word.fetch_or(0, Ordering::AcqRel) != 0)
     }
 
-    /// The first raised bit at or after `from`, else the first of all.
+    /// Returns the first raised bit at or after `from`, else the first of all.
     pub(super) fn next_from(&self, from: usize) -> Option<usize> {
         let start = from / 64 % self.words.len();
         let words = self.words.len();

@@ -1,4 +1,4 @@
-//! How many requests are under way, counted by thread, so that requests share no word.
+//! Counts the requests in flight, by thread, so that requests share no word.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 
@@ -10,23 +10,23 @@ pub(super) struct InFlight {
     by_thread: Shards<AtomicU32>,
 }
 
-/// One of those counted; dropping it ends it.
+/// A counted request; dropping this ends it.
 pub(super) struct Entered<'a> {
     count: &'a AtomicU32,
-    /// No other thread changes the count.
+    /// Whether no other thread changes the count.
     is_own: bool,
 }
 
 impl InFlight {
-    /// Counts a request of the calling thread. What it loads afterwards with `SeqCst` it loads
-    /// after that.
+    /// Counts a request of the calling thread. Later `SeqCst` loads of the thread come after the
+    /// count.
     pub(super) fn enter(&self) -> Entered<'_> {
         let (count, is_own) = self.by_thread.mine();
         count.fetch_add(1, Ordering::SeqCst);
         Entered { count, is_own }
     }
 
-    /// How many are counted; each thread's at a moment of its own during the call.
+    /// Returns the number of counted requests. It reads the threads' counts one after the other.
     pub(super) fn count(&self) -> u32 {
         self.by_thread.iter().map(|count| count.load(Ordering::SeqCst)).sum()
     }

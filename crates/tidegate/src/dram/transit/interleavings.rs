@@ -1,10 +1,10 @@
 //! The state machine of a set under many interleavings of a writer, an evictor, a reader and a
 //! flush (shuttle).
 //!
-//! The threads do what the runtime does, over a set of three slots and one hot lba, and a device
-//! below that fails now and then. Checked: P3 (reads never go back, nor behind what was
-//! acknowledged) and P4 (what a successful flush covers is below). A fourth thread changes the
-//! write mode where two writers compete.
+//! The threads act as the runtime does, over a set of three slots and one hot lba, and a device
+//! below that fails now and then. They check P3 (reads never go back, and never miss an
+//! acknowledged write) and P4 (a successful flush has written its data below). A fourth thread
+//! changes the write mode while two writers compete.
 
 use shuttle::sync::atomic::{AtomicU64, Ordering};
 use shuttle::sync::{Arc, Condvar, Mutex, MutexGuard, RwLock};
@@ -66,8 +66,7 @@ impl Tier {
         self.mode.load(Ordering::SeqCst)
     }
 
-    /// The write of one block that is not cached, in the bypassing mode. False where it may not
-    /// begin.
+    /// Writes one uncached block in the bypassing mode. Returns false if the bypass may not begin.
     fn write_bypassing(&self, stamp: u64) -> bool {
         if self.mode() != BYPASSING {
             return false;
@@ -81,7 +80,7 @@ impl Tier {
         goes
     }
 
-    /// From bypassing to cached, where no bypass is under way, and to bypassing again.
+    /// Changes from bypassing to cached, if no bypass runs, and back to bypassing.
     fn switch_mode(&self) {
         self.mode.store(SWITCHING, Ordering::SeqCst);
         if self.bypassing.load(Ordering::SeqCst) == 0 {
@@ -93,7 +92,7 @@ impl Tier {
         self.mode.store(BYPASSING, Ordering::SeqCst);
     }
 
-    /// The write of one block: bypassing, through a slot, or below with its lba closed.
+    /// Writes one block: bypassing, through a slot, or below with its lba closed.
     fn write(&self, stamp: u64) {
         if self.write_bypassing(stamp) {
             return self.acknowledge(stamp);
@@ -150,7 +149,7 @@ impl Tier {
         }
     }
 
-    /// Evicts what is first in the queue, if anything is. Where `ok` is false the device fails.
+    /// Evicts the first slot in the queue, if any. The device fails unless `ok`.
     fn evict(&self, upto: u64, ok: bool) {
         let mut run = Vec::new();
         if !self.lock().take_for_eviction(&self.table, upto, &mut run) {
@@ -166,7 +165,7 @@ impl Tier {
         self.changed.notify_all();
     }
 
-    /// Whether all of the epochs before the call is below.
+    /// Flushes. Returns whether all data of epochs before the call is below.
     fn flush(&self) -> bool {
         let upto = self.epoch.fetch_add(1, Ordering::SeqCst);
         let mut set = self.lock();
@@ -223,7 +222,7 @@ fn one_writer_one_evictor_one_reader_one_flush() {
     assert_eq!(tier.free.count(), SLOTS);
 }
 
-/// Once both writes are acknowledged, nothing changes any more, whichever was first.
+/// Checks that nothing changes any more once both writes are acknowledged, whichever came first.
 fn two_writers_of_a_block_while_the_mode_changes() {
     let tier = Arc::new(Tier::new());
     tier.mode.store(BYPASSING, Ordering::SeqCst);

@@ -2,28 +2,28 @@
 //! below.
 //!
 //! A write copies its blocks into free slots and returns; background workers write them back at
-//! once (eager eviction), and with no slot free the write goes to the device below (conditional
-//! bypass). Reads hit what is still cached and never fill. `transit-no-eager` and
-//! `transit-no-bypass` leave one of the two out.
+//! once (eager eviction). If no slot is free, the write goes to the device below (conditional
+//! bypass). Reads hit blocks that are still cached, and never fill the cache. `transit-no-eager`
+//! and `transit-no-bypass` each omit one of the two.
 //!
 //! Why reads and writes stay in order (`set` keeps the rules for one lba):
 //!
 //! - **A read never returns less than an acknowledged write.** A version leaves the index only
-//!   after its write below has returned, and a bypass is acknowledged only then. So whatever was
-//!   acknowledged before a read looked its lba up was found in the index or is below, where only
-//!   later versions replace it.
-//! - **A bypass cannot undo a later write.** It happens only where, under the lock of the set, no
-//!   version of the lba was cached: all earlier acknowledged writes are below. Until it returns the
-//!   lba is closed to writes (`closing`), so no later one can overtake it through the cache.
-//! - **In the bypassing write mode** (`write_mode`) nothing is admitted to the cache.
-//! - **Zeroes, discards and FUA writes** close their range, drain what is cached of it, and then go
+//!   after its write below has returned, and a bypass is acknowledged only then. So data
+//!   acknowledged before a read looked its lba up is in the index or below, where only later
+//!   versions replace it.
+//! - **A bypass cannot undo a later write.** It happens only if, under the lock of the set, no
+//!   version of the lba was cached: all earlier acknowledged writes are below. Until it returns,
+//!   the lba is closed to writes (`closing`), so no later write can overtake it through the cache.
+//! - **In the bypassing write mode** (`write_mode`) the cache admits no block.
+//! - **Zeroes, discards and FUA writes** close their range, drain its cached blocks, and then go
 //!   below, so they are bypasses too.
 //!
-//! Map: `set` the state machine, `table` its cells, `sets` its locks; `drain` writing back and
-//! draining, `evictor` the background work, `cpu_share` when it rests, `costs` what is cheaper,
-//! `write_mode` what follows from that. Lock order: set, then slot or the gates of the waker and of
-//! `progress`; no lock is held over a call to the device below but that of the slot that is
-//! written, for reading.
+//! Map: `set` is the state machine, `table` has its cells, `sets` its locks; `drain` writes back
+//! and drains, `evictor` is the background work, `cpu_share` decides when it rests, `costs`
+//! measures which way is cheaper, `write_mode` acts on that. Lock order: set, then slot or the
+//! gates of the waker and of `progress`. During a call to the device below, a thread holds at most
+//! the read lock of the slot that it writes.
 
 mod closing;
 mod costs;
@@ -72,7 +72,7 @@ use sets::Sets;
 use table::Table;
 use write_mode::ModeSwitch;
 
-/// Most sets; a cache with few slots has fewer, so that a set has some.
+/// Most sets; a cache with few slots has fewer sets, each with several slots.
 const SETS_LOG2: u32 = 8;
 const SLOTS_A_SET_LOG2: u32 = 4;
 /// Most bytes of metadata a slot may cost, locks and index included (the paper: 102).
@@ -85,36 +85,37 @@ pub(super) struct Transit {
     workers: Workers,
 }
 
-/// What requests and evictors share.
+/// The state that requests and evictors share.
 struct Core {
     policy: Policy,
-    /// A scheduler runs the work and changes the write mode: nothing depends on measured time.
+    /// Whether a scheduler runs the work and changes the write mode; then nothing depends on
+    /// measured time.
     is_driven: bool,
     below: Arc<dyn BlockDevice>,
-    /// The device below works at the speed of memory, and with the CPU of its caller.
+    /// Whether the device below works at the speed of memory, on its caller's CPU.
     is_below_memory: bool,
     geometry: Geometry,
     slots: Slots,
     free: FreeSet,
     table: Table,
     sets: Sets,
-    /// Number of the present epoch: each flush ends one.
+    /// Number of the current epoch; each flush ends one.
     epoch: CachePadded<AtomicU64>,
     ledger: Ledger,
     recorder: Recorder,
     costs: Costs,
     mode_switch: ModeSwitch,
-    /// Writes and flushes under way, but for those that `mode_switch` counts.
+    /// Writes and flushes in flight, except those that `mode_switch` counts.
     busy: InFlight,
     waker: Arc<Waker>,
-    /// 1 where a write that finds the cache full should end a nap.
+    /// 1 if a write that finds the cache full should end a nap.
     napping: AtomicU32,
     cpus: u32,
     progress: Progress,
 }
 
 impl Make for Transit {
-    /// By one of the three transit policies.
+    /// Opens the cache by one of the three transit policies.
     fn open(policy: Policy, bytes: u64, below: Arc<dyn BlockDevice>) -> Result<Self> {
         Self::start(policy, bytes, below, evictors(policy), None)
     }
@@ -126,11 +127,11 @@ impl Make for Transit {
 }
 
 impl Transit {
-    /// A cache without threads: requests that wait call `relax`, and a scheduler runs
+    /// Opens a cache without threads: waiting requests call `relax`, and a scheduler runs
     /// [`unpaced_evictor`](Self::unpaced_evictor).
     ///
     /// # Errors
-    /// As for [`super::open`].
+    /// Fails as [`super::open`] does.
     pub(super) fn open_driven(
         bytes: u64,
         below: Arc<dyn BlockDevice>,
@@ -139,7 +140,7 @@ impl Transit {
         Self::start(Policy::Transit, bytes, below, 0, Some(relax))
     }
 
-    /// The work of an evictor, for a scheduler.
+    /// Returns the work of an evictor, for a scheduler.
     pub(super) fn unpaced_evictor(&self) -> impl Work + use<> {
         UnpacedEvictor { core: Arc::clone(&self.core) }
     }
@@ -165,7 +166,7 @@ impl Transit {
     }
 }
 
-/// Threads of a policy.
+/// Returns the number of threads of a policy.
 fn evictors(policy: Policy) -> u32 {
     if policy == Policy::TransitNoEager { 0 } else { cpus() }
 }
@@ -225,7 +226,7 @@ impl Core {
         }
     }
 
-    /// Bytes of metadata by slot: all that grows with the number of slots, and the sets.
+    /// Returns the bytes of metadata by slot, including the sets.
     fn metadata_bytes_per_slot(&self) -> f64 {
         let slots = f64::from(self.slots.count());
         let shared = self.table.bytes() + self.sets.bytes();
@@ -236,12 +237,12 @@ impl Core {
         own + shared / slots
     }
 
-    /// Whether to measure this time.
+    /// Reports whether to measure this time.
     fn draw(&self) -> bool {
         !self.is_driven && draw()
     }
 
-    /// About how many slots hold something.
+    /// Returns about how many slots are in use.
     fn used_slots(&self) -> u32 {
         self.slots.count().saturating_sub(self.free.count())
     }
@@ -256,7 +257,7 @@ impl Core {
 }
 
 impl BlockDevice for Transit {
-    /// That of the device below, but volatile.
+    /// Returns the geometry of the device below, with a volatile cache.
     fn geometry(&self) -> Geometry {
         Geometry { volatile_cache: true, ..self.core.geometry }
     }
@@ -290,7 +291,7 @@ impl BlockDevice for Transit {
         }
     }
 
-    /// A read that finds nothing here is the device below's.
+    /// Starts a read of uncached blocks directly on the device below, other requests on the pool.
     fn start(self: Arc<Self>, request: AsyncRequest) {
         let is_cached = |lba| self.core.is_cached(lba);
         if !is_read_below(request.owned(), &self.core.geometry, is_cached) {
@@ -333,7 +334,7 @@ impl DramTier for Transit {
 impl Drop for Transit {
     fn drop(&mut self) {
         if !self.core.is_driven {
-            // What this could not write back is lost with the cache; `drain` reports it.
+            // Data that this cannot write back is lost with the cache; `drain` reports it.
             let _ = self.drain();
         }
     }

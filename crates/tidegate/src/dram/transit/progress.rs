@@ -1,9 +1,9 @@
-//! The event "a slot may be free now", for writes that must have one.
+//! The event "a slot may be free now", for writes that need one.
 //!
-//! A signaller counts `signals` up and then looks for waiters; a waiter raises `waiters` and then
-//! looks whether `signals` still is what it was before it looked for a slot. Both change `signals`
-//! (the waiter by a change that changes nothing), so one comes after the other and sees what that
-//! one did before.
+//! A signaller increments `signals` and then checks for waiters; a waiter increments `waiters` and
+//! then checks whether `signals` is unchanged since before its search for a slot. Both modify
+//! `signals` (the waiter without changing its value), so one modification comes after the other and
+//! sees everything that the other thread did before.
 
 use crate::sync::lock::{Condvar, Mutex};
 use crate::sync::{AtomicU32, AtomicU64, Ordering};
@@ -17,12 +17,12 @@ pub(super) struct Progress {
 }
 
 impl Progress {
-    /// The moment before a look for a slot.
+    /// Returns the current count of signals, for a thread that is about to look for a slot.
     pub(super) fn now(&self) -> u64 {
         self.signals.load(Ordering::Acquire)
     }
 
-    /// Something changed that a waiter may wait for.
+    /// Signals a change for which a thread may wait.
     pub(super) fn signal(&self) {
         if self.raise() {
             let _gate = self.gate.lock();
@@ -30,7 +30,7 @@ impl Progress {
         }
     }
 
-    /// Waits until there was a signal after `seen`.
+    /// Waits for a signal after `seen`.
     pub(super) fn wait(&self, seen: u64) {
         let mut gate = self.gate.lock();
         self.waiters.fetch_add(1, Ordering::Release);
@@ -40,13 +40,13 @@ impl Progress {
         self.waiters.fetch_sub(1, Ordering::Release);
     }
 
-    /// Counts a signal. Returns whether a thread waits for it.
+    /// Counts a signal. Returns whether a thread waits.
     fn raise(&self) -> bool {
         self.signals.fetch_add(1, Ordering::AcqRel);
         self.waiters.load(Ordering::Acquire) > 0
     }
 
-    /// Whether there was no signal since `seen`, asked after `waiters` was raised.
+    /// Reports whether no signal came since `seen`. Call it after raising `waiters`.
     fn is_still(&self, seen: u64) -> bool {
         self.signals.fetch_add(0, Ordering::AcqRel) == seen
     }
@@ -71,7 +71,7 @@ mod loom_tests {
             progress.waiters.fetch_add(1, Ordering::Release);
             let waits = progress.is_still(seen);
             let wakes = signaller.join().unwrap();
-            // What was signalled before `now` the waiter finds by itself.
+            // A signal before `now` needs no wake-up: the waiter finds the slot itself.
             assert!(seen == 1 || !waits || wakes, "the waiter sleeps and no signaller wakes it");
         });
     }

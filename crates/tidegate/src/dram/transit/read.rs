@@ -1,5 +1,5 @@
-//! The read of a request: hits from the slots, runs of misses from below; and which requests wait
-//! for nothing below.
+//! The read of a request: hits from the slots, runs of misses from below. Also tells which requests
+//! wait for nothing below.
 
 use super::super::phases;
 use super::super::read::read_blocks;
@@ -18,7 +18,7 @@ impl Core {
         read_blocks(&mut operation, (offset, buf), self.block_bytes(), hit, below)
     }
 
-    /// Copies `lba` out of the cache. False where it is not there.
+    /// Copies `lba` out of the cache. Returns whether it was cached.
     fn read_cached(
         &self,
         operation: &mut phases::Operation<'_>,
@@ -26,8 +26,8 @@ impl Core {
         block: &mut [u8],
     ) -> Result<bool> {
         let number = self.table.set_of(lba);
-        // A write raises its set's flag before it is acknowledged, so nothing acknowledged is
-        // missed.
+        // A write raises its set's flag before it is acknowledged, so this misses no acknowledged
+        // data.
         if !self.sets.occupied.get(number) {
             return Ok(false);
         }
@@ -50,8 +50,8 @@ impl Core {
         }
     }
 
-    /// Whether `operation` waits for nothing slower than memory, as far as the cache can tell now:
-    /// a block may leave, and a free slot be taken, before it runs.
+    /// Reports whether `operation` waits for nothing slower than memory, as far as the cache can
+    /// tell now: before it runs, a block may leave, and other requests may take the free slots.
     pub(super) fn waits_for_nothing(&self, operation: &Operation<'_>) -> bool {
         match operation {
             _ if self.is_below_memory => true,
@@ -71,8 +71,8 @@ impl Core {
 
     pub(super) fn is_cached(&self, lba: u64) -> bool {
         let number = self.table.set_of(lba);
-        // A write raises its set's flag before it is acknowledged, so nothing acknowledged is
-        // missed.
+        // A write raises its set's flag before it is acknowledged, so this misses no acknowledged
+        // data.
         if !self.sets.occupied.get(number) {
             return false;
         }

@@ -1,24 +1,24 @@
-//! One cache set: which slot holds which version of which lba, and what may happen to it next.
+//! One cache set: the versions of each lba, their slots, and the next steps that each allows.
 //!
-//! A pure state machine: no clock, thread, lock, memory of blocks or I/O. The threaded runtime puts
+//! A pure state machine without clock, thread, lock, block data or I/O. The threaded runtime puts
 //! each set behind a mutex; a model in virtual time can drive the same methods. Invariants:
 //!
 //! 1. `Free → Pending → Valid → Evicting → Free`; a hit takes Valid back to Pending, a failed
-//!    eviction takes Evicting back to Valid. No other change.
+//!    eviction takes Evicting back to Valid. No other change occurs.
 //! 2. The index holds the newest version of an lba, and an lba has at most two: an older one that
 //!    is Evicting, or Valid and covered by a flush, and a newer one written beside it.
 //! 3. A version is in the write-back queue, where alone eviction starts, only while no older one
-//!    exists: so two versions of an lba are never on their way down at once and the newer one goes
-//!    last.
-//! 4. The version read last by anyone leaves the index only when its write below has returned.
-//! 5. The queue is sorted by epoch, so that what a flush wants stands in front.
-//! 6. While an lba is closed, since a request writes it below around the cache, no write changes or
-//!    adds a version of it.
+//!    exists. So two versions of an lba are never written below at the same time, and the newer one
+//!    is written last.
+//! 4. The newest readable version leaves the index only when its write below has returned.
+//! 5. The queue is sorted by epoch, so that the versions that a flush covers come first.
+//! 6. While an lba is closed, because a request writes it below around the cache, no write changes
+//!    one of its versions or adds one.
 
 use super::super::slots::NO_SLOT;
 use super::table::{Home, State, Table, some};
 
-/// What a write to an lba has to do.
+/// The next step of a write to an lba.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum WriteStep {
     /// Copy the data into this slot, now Pending, and call [`Set::written`].
@@ -26,14 +26,14 @@ pub(super) enum WriteStep {
     /// Another write is copying its data to the newest version, or the lba is closed: try again
     /// after the set's next change.
     Wait,
-    /// The newest version must not change any more: [`Set::admit`] a free slot beside it, or try
-    /// again after the set's next change.
+    /// The newest version must not change any more: [`Set::admit`] a free slot for another version,
+    /// or try again after the set's next change.
     Beside,
     /// No version is cached: [`Set::admit`] a free slot, or write to the device below.
     Absent,
 }
 
-/// What a read of an lba has to do.
+/// The next step of a read of an lba.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum ReadStep {
     /// Read this slot. No thread changes it before the set's lock is released.
@@ -44,14 +44,14 @@ pub(super) enum ReadStep {
     Miss,
 }
 
-/// What a flush has to do in a set.
+/// The next step of a flush in a set.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum FlushStep {
     /// Evict by [`Set::take_for_eviction`], this lba first.
     Evict(u64),
-    /// A version that it covers is on its way: try again after the set's next change.
+    /// A covered version is being written: try again after the set's next change.
     Wait,
-    /// All is written back but what failed, such as this lba.
+    /// All is written back except failed versions, such as that of this lba.
     Failed(u64),
     /// All is written back.
     Done,
@@ -63,12 +63,12 @@ pub(super) struct Set {
     queue: List,
     waiting: List,
     failed: List,
-    /// Slots in the set.
+    /// Number of slots in the set.
     len: u32,
     /// Flushes at work in this set, and the highest epoch that they cover.
     flushes: u32,
     flushing: u64,
-    /// Lbas closed to writes: few and seldom.
+    /// Lbas closed to writes: few and rarely.
     closed: Vec<u64>,
 }
 
@@ -92,22 +92,22 @@ impl Set {
         }
     }
 
-    /// Nothing is cached in this set.
+    /// Returns whether nothing is cached in this set.
     pub(super) fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    /// An eviction may start.
+    /// Returns whether an eviction may start.
     pub(super) fn is_ready(&self) -> bool {
         self.queue.head != NO_SLOT
     }
 
-    /// A version of `lba` is cached.
+    /// Returns whether a version of `lba` is cached.
     pub(super) fn contains(table: &Table, lba: u64) -> bool {
         table.find(lba).is_some()
     }
 
-    /// A write to `lba` begins.
+    /// Begins a write to `lba`.
     pub(super) fn write(&mut self, table: &Table, lba: u64) -> WriteStep {
         if self.closed.contains(&lba) {
             return WriteStep::Wait;
@@ -116,8 +116,8 @@ impl Set {
         match table.state(slot) {
             State::Pending | State::Free => WriteStep::Wait,
             State::Evicting => WriteStep::Beside,
-            // A flush waits for this version. Were it written again and again, the flush would not
-            // end.
+            // A flush waits for this version. If writes could change it again and again, the flush
+            // would not end.
             State::Valid if self.is_covered(table, slot) => WriteStep::Beside,
             State::Valid => {
                 self.unlink(table, slot);
@@ -128,8 +128,8 @@ impl Set {
         }
     }
 
-    /// Closes `lba` to writes until [`open`](Self::open). False where it is closed already: try
-    /// again after the set's next change.
+    /// Closes `lba` to writes until [`open`](Self::open). Returns false if it is closed already:
+    /// try again after the set's next change.
     pub(super) fn close(&mut self, lba: u64) -> bool {
         let free = !self.closed.contains(&lba);
         if free {
@@ -148,7 +148,8 @@ impl Set {
     }
 
     /// Makes `slot`, just taken from the free set, the newest version of `lba`: Pending, written in
-    /// `epoch`. Only after [`WriteStep::Beside`] or [`WriteStep::Absent`] under the same lock.
+    /// `epoch`. Call it only after [`WriteStep::Beside`] or [`WriteStep::Absent`] under the same
+    /// lock.
     pub(super) fn admit(&mut self, table: &Table, lba: u64, slot: u32, epoch: u64) {
         let older = table.find(lba);
         table.set_lba(slot, lba);
@@ -160,7 +161,7 @@ impl Set {
         self.len += 1;
     }
 
-    /// The data of `slot` is complete: it may be read, and queues for eviction once it is the
+    /// Marks the data of `slot` as complete: it may be read, and queues for eviction once it is the
     /// oldest version.
     pub(super) fn written(&mut self, table: &Table, slot: u32) {
         table.set_state(slot, State::Valid);
@@ -169,7 +170,7 @@ impl Set {
         }
     }
 
-    /// A read of `lba` begins.
+    /// Begins a read of `lba`.
     pub(super) fn read(table: &Table, lba: u64) -> ReadStep {
         let Some(slot) = table.find(lba) else { return ReadStep::Miss };
         match table.state(slot) {
@@ -178,9 +179,9 @@ impl Set {
         }
     }
 
-    /// Starts evicting the slot that is first in the queue and its neighbours in the same aligned
-    /// run, where the first one's epoch is at most `upto`: fills `run` with their numbers by
-    /// ascending lba.
+    /// Starts evicting the first slot in the queue, if its epoch is at most `upto`, and its
+    /// neighbours in the same aligned run. Fills `run` with the slots by ascending lba; returns
+    /// whether there are any.
     pub(super) fn take_for_eviction(
         &mut self,
         table: &Table,
@@ -213,7 +214,7 @@ impl Set {
             .filter(|&slot| table.state(slot) == State::Valid && table.home(slot) == Home::Queue)
     }
 
-    /// The eviction of `slot` ended. Returns the slot where it is free now: its data is below, or a
+    /// Ends the eviction of `slot`. Returns the slot if it is free now: its data is below, or a
     /// newer version has replaced it.
     pub(super) fn evicted(&mut self, table: &Table, slot: u32, ok: bool) -> Option<u32> {
         let newest = table.find(table.lba(slot));
@@ -236,15 +237,15 @@ impl Set {
         Some(slot)
     }
 
-    /// Queues one failed slot again: on the event that another write-back succeeded.
+    /// Queues one failed slot again, after another write-back succeeded.
     pub(super) fn retry_one(&mut self, table: &Table) {
         if let Some(slot) = some(self.failed.head) {
             self.move_to(table, slot, Home::Queue);
         }
     }
 
-    /// `newer` is the oldest version of its lba now that `older` is gone. What a flush expected of
-    /// a version that failed, it now expects of the newer one.
+    /// Makes `newer` the oldest version of its lba, now that `older` is gone. If `older` failed,
+    /// flushes that covered it cover `newer` instead.
     fn succeed(&mut self, table: &Table, newer: u32, older: u32, ok: bool) {
         table.set_older(newer, None);
         if !ok {
@@ -255,7 +256,7 @@ impl Set {
         }
     }
 
-    /// A flush of epochs up to `upto` begins here: versions that it covers change no more, and
+    /// Begins a flush of epochs up to `upto`: the versions that it covers change no more, and
     /// failed ones are tried again.
     pub(super) fn begin_flush(&mut self, table: &Table, upto: u64) {
         self.flushes += 1;
@@ -263,7 +264,7 @@ impl Set {
         self.retry_failed(table, upto);
     }
 
-    /// The flush ended.
+    /// Ends the flush.
     pub(super) fn end_flush(&mut self) {
         self.flushes -= 1;
         if self.flushes == 0 {
@@ -283,7 +284,7 @@ impl Set {
         }
     }
 
-    /// What a flush of epochs up to `upto` has to do next in this set.
+    /// Returns the next step of a flush of epochs up to `upto` in this set.
     pub(super) fn flush_step(&self, table: &Table, upto: u64) -> FlushStep {
         let first = |list: &List| list.slots(table).find(|&slot| table.epoch(slot) <= upto);
         let queued = some(self.queue.head).filter(|&slot| table.epoch(slot) <= upto);
@@ -298,7 +299,7 @@ impl Set {
         }
     }
 
-    /// Slots in the set, and those of them that failed.
+    /// Returns the number of slots in the set, and how many of the slots failed.
     pub(super) fn counts(&self, table: &Table) -> (u64, u64) {
         (u64::from(self.len), self.failed.slots(table).count() as u64)
     }
@@ -308,7 +309,7 @@ impl Set {
         self.link(table, slot, home);
     }
 
-    /// Links `slot` behind all others of its list whose epoch is not higher.
+    /// Links `slot` into its list, behind all slots whose epoch is not higher.
     fn link(&mut self, table: &Table, slot: u32, home: Home) {
         table.set_home(slot, home);
         let epoch = table.epoch(slot);

@@ -7,13 +7,13 @@ use crate::tier::set_locks::{Relax, SetLock, SetLocks};
 /// All sets of a tier.
 pub(super) struct Sets {
     locks: SetLocks<Set>,
-    /// Sets in which an eviction may start.
+    /// Sets with a block ready for eviction.
     pub(super) ready: Flags,
-    /// Sets that hold any slot.
+    /// Sets with at least one slot.
     pub(super) occupied: Flags,
 }
 
-/// A set locked. Unlocking updates its flags.
+/// A locked set. Unlocking it updates its flags.
 pub(super) struct SetGuard<'a> {
     sets: &'a Sets,
     number: usize,
@@ -23,7 +23,7 @@ pub(super) struct SetGuard<'a> {
 }
 
 impl Sets {
-    /// `sets` empty sets.
+    /// Makes `sets` empty sets.
     pub(super) fn new(sets: usize, relax: Option<Relax>) -> Self {
         Self {
             locks: SetLocks::new((0..sets).map(|_| Set::new()), relax),
@@ -32,12 +32,12 @@ impl Sets {
         }
     }
 
-    /// Number of sets.
+    /// Returns the number of sets.
     pub(super) fn count(&self) -> usize {
         self.locks.count()
     }
 
-    /// Bytes of the sets themselves.
+    /// Returns the bytes of the sets, without their slots.
     pub(super) fn bytes(&self) -> usize {
         self.locks.bytes()
     }
@@ -51,7 +51,7 @@ impl Sets {
 }
 
 impl SetGuard<'_> {
-    /// The state machine.
+    /// Returns the state machine.
     pub(super) fn set(&mut self) -> &mut Set {
         &mut self.lock
     }
@@ -64,7 +64,7 @@ impl SetGuard<'_> {
         self.was_empty = self.lock.is_empty();
     }
 
-    /// Number of threads that wait for this set to change.
+    /// Returns the number of threads that wait for this set to change.
     #[cfg(all(test, not(loom)))]
     pub(super) fn waiters(&self) -> u32 {
         self.lock.waiters()

@@ -1,8 +1,8 @@
 //! The slot headers and the hash index of all sets, as flat arrays.
 //!
 //! A header belongs to the set that holds its slot, a bucket to the set whose number is in the
-//! bucket's high bits, and both are touched only under that set's lock. A slot wanders between sets
-//! through the free set, which orders what its old owner wrote before what its new one reads. So
+//! bucket's high bits. Only the holder of that set's lock accesses them. A slot moves between sets
+//! through the free set, which orders the old owner's writes before the new owner's reads. So
 //! relaxed atomics serve as plain cells that several sets may share without `unsafe`.
 
 use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering};
@@ -11,7 +11,7 @@ use strum::FromRepr;
 
 use super::super::slots::NO_SLOT;
 
-/// What a slot is doing (the Caiti paper, section 4.2).
+/// The state of a slot (the Caiti paper, section 4.2).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, FromRepr)]
 #[repr(u8)]
 pub(super) enum State {
@@ -19,13 +19,13 @@ pub(super) enum State {
     Free,
     /// Data is being copied into it.
     Pending,
-    /// Holds a whole block that is not written back.
+    /// Holds a complete block that is not written back.
     Valid,
     /// Its block is being written back.
     Evicting,
 }
 
-/// Which list of its set a slot is linked in.
+/// The list of its set that holds a slot.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, FromRepr)]
 #[repr(u8)]
 pub(super) enum Home {
@@ -41,11 +41,11 @@ pub(super) enum Home {
 #[derive(Default)]
 struct Header {
     lba: AtomicU64,
-    /// Epoch of its oldest write that is not written back.
+    /// Epoch of its oldest write not written back.
     epoch: AtomicU64,
     previous: AtomicU32,
     next: AtomicU32,
-    /// The slot with the version before this one, while that is not written back.
+    /// The slot with the previous version, until that is written back.
     older: AtomicU32,
     /// Next slot in the bucket.
     chain: AtomicU32,
@@ -67,10 +67,10 @@ pub(super) struct Table {
 }
 
 impl Table {
-    /// A table for `slots` slots in `1 << sets_log2` sets, where aligned runs of `1 << run_log2`
-    /// lbas share a set.
+    /// Makes a table for `slots` slots in `1 << sets_log2` sets, where aligned runs of `1 <<
+    /// run_log2` lbas share a set.
     pub(super) fn new(slots: u32, sets_log2: u32, run_log2: u32) -> Self {
-        // One to two buckets a slot: most look-ups of what is not there touch no header.
+        // One to two buckets for each slot: most look-ups of an absent lba touch no header.
         let buckets_log2 = (slots.ilog2() + 1).max(sets_log2);
         Self {
             headers: (0..slots).map(|_| Header::default()).collect(),
@@ -81,27 +81,27 @@ impl Table {
         }
     }
 
-    /// Number of sets.
+    /// Returns the number of sets.
     pub(super) fn sets(&self) -> usize {
         1 << self.sets_log2
     }
 
-    /// Lbas of an aligned run that shares a set.
+    /// Returns the number of lbas of an aligned run, which shares a set.
     pub(super) fn run_blocks(&self) -> u64 {
         1 << self.run_log2
     }
 
-    /// The set that `lba` belongs to.
+    /// Returns the set of `lba`.
     pub(super) fn set_of(&self, lba: u64) -> usize {
         high_bits(mix(lba >> self.run_log2), self.sets_log2)
     }
 
-    /// Bytes of headers and buckets.
+    /// Returns the bytes of headers and buckets.
     pub(super) fn bytes(&self) -> usize {
         size_of_val(&*self.headers) + size_of_val(&*self.buckets)
     }
 
-    /// The newest version of `lba`.
+    /// Returns the slot of the newest version of `lba`.
     pub(super) fn find(&self, lba: u64) -> Option<u32> {
         let mut slot = self.bucket(lba).load(Ordering::Relaxed);
         while slot != NO_SLOT {
@@ -113,7 +113,7 @@ impl Table {
         None
     }
 
-    /// Makes `slot` the newest version of its lba, in place of `old` where there is one.
+    /// Makes `slot` the newest version of its lba, in place of `old` if given.
     pub(super) fn insert(&self, slot: u32, old: Option<u32>) {
         let bucket = self.bucket(self.lba(slot));
         if let Some(old) = old {
@@ -123,7 +123,7 @@ impl Table {
         bucket.store(slot, Ordering::Relaxed);
     }
 
-    /// Takes `slot`, which is in the index, out of it.
+    /// Removes `slot`, which is in the index, from the index.
     pub(super) fn remove(&self, slot: u32) {
         let mut link = self.bucket(self.lba(slot));
         while link.load(Ordering::Relaxed) != slot {
@@ -200,7 +200,7 @@ impl Table {
     }
 }
 
-/// `slot`, or None for `NO_SLOT`.
+/// Returns `slot`, or `None` for `NO_SLOT`.
 pub(super) fn some(slot: u32) -> Option<u32> {
     (slot != NO_SLOT).then_some(slot)
 }
@@ -214,7 +214,7 @@ fn mix(lba: u64) -> u64 {
 }
 
 fn high_bits(value: u64, bits: u32) -> usize {
-    // In two steps, since a shift by 64 is no shift.
+    // In two steps, because a shift by 64 overflows.
     (value >> 1 >> (63 - bits)) as usize
 }
 

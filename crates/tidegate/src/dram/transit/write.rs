@@ -16,7 +16,7 @@ use crate::tier::clock::now_ns;
 /// Most blocks that are closed at once for zeroes, discards and FUA writes.
 const PIECE_BLOCKS: u64 = 4096;
 
-/// Where a block goes.
+/// The destination of a block.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Placed {
     Cached,
@@ -34,13 +34,14 @@ impl Core {
         }
         let _busy = self.busy.enter();
         let mut operation = self.recorder.begin();
-        // Blocks that bypass the cache together: neighbours, closed meanwhile.
+        // Neighbouring blocks that bypass the cache together; closed meanwhile.
         let mut bypassing = Closed::none_from(self, first);
         for (lba, block) in (first..).zip(data.chunks_exact(self.block_bytes())) {
             if self.place(&mut operation, lba, block)? == Placed::Cached {
                 continue;
             }
-            // The block is closed: it belongs to `bypassing` before anything can fail.
+            // The block is closed: it joins `bypassing`, which opens it again, before anything can
+            // fail.
             let begins_anew = bypassing.lbas().end != lba;
             let done = begins_anew
                 .then(|| std::mem::replace(&mut bypassing, Closed::none_from(self, lba)));
@@ -52,7 +53,7 @@ impl Core {
         self.bypass(&mut operation, offset, data, &bypassing)
     }
 
-    /// A write of blocks that are not cached, in the bypassing mode.
+    /// Writes uncached blocks below, in the bypassing mode.
     fn write_below(
         &self,
         entered: Entered<'_>,
@@ -68,8 +69,8 @@ impl Core {
         if flags.fua { self.ledger.report() } else { Ok(()) }
     }
 
-    /// A FUA write: its range is drained, then it goes below. It reports the failures of earlier
-    /// write-backs, whichever blocks they were of.
+    /// Runs a FUA write: drains its range, then writes below. Reports failures of earlier
+    /// write-backs of any block.
     fn write_through(&self, offset: u64, data: &[u8], flags: WriteFlags) -> Result<()> {
         self.bypass_range(offset, data.len() as u64, |at, len| {
             let mut operation = self.recorder.begin();
@@ -81,10 +82,11 @@ impl Core {
         self.ledger.report()
     }
 
-    /// Runs `below` on `len` bytes at `offset`, piece by piece, each closed and drained before.
+    /// Runs `below` on `len` bytes at `offset`, piece by piece; each piece is closed and drained
+    /// first.
     ///
     /// # Errors
-    /// A cached block could not be written back, or `below` failed.
+    /// Fails if a cached block cannot be written back, or `below` fails.
     pub(super) fn bypass_range(
         &self,
         offset: u64,
@@ -103,7 +105,7 @@ impl Core {
         Ok(())
     }
 
-    /// Puts one block into the cache, unless it should go below: then it is closed.
+    /// Puts one block into the cache, unless it should go below. In that case it is closed.
     fn place(&self, operation: &mut Operation<'_>, lba: u64, data: &[u8]) -> Result<Placed> {
         operation.enter(Phase::Metadata);
         let measured_from_ns = self.draw().then(now_ns);
@@ -121,8 +123,8 @@ impl Core {
         Ok(Placed::Cached)
     }
 
-    /// A slot for `lba` in set `number`, Pending, after waiting for it where that must be. None
-    /// where the block should go below: then it is closed.
+    /// Returns a Pending slot for `lba` in set `number`, waiting if necessary. Returns `None` if
+    /// the block should go below; its lba is closed then.
     fn pending_slot(
         &self,
         operation: &mut Operation<'_>,
@@ -162,7 +164,7 @@ impl Core {
         }
     }
 
-    /// Takes a free slot, where there is one, for a new version of `lba`.
+    /// Takes a free slot, if any, for a new version of `lba`.
     fn admit(&self, set: &mut SetGuard<'_>, lba: u64) -> Option<u32> {
         self.free.take().inspect(|&slot| {
             // Read under the set's lock and before the write is acknowledged (see `flush`).
@@ -171,8 +173,8 @@ impl Core {
         })
     }
 
-    /// Whether a block that is not cached goes below whatever is free: in that write mode, or to
-    /// measure what that costs.
+    /// Reports whether an uncached block goes below even if slots are free: because of the write
+    /// mode, or to measure the cost of a bypass.
     fn bypasses(&self, measured_from_ns: Option<u64>) -> bool {
         self.policy == Policy::Transit
             && (self.mode_switch.mode() != WriteMode::Cached
@@ -206,7 +208,7 @@ impl Core {
             return Ok(());
         }
         operation.enter(Phase::Bypass);
-        // With slots free this is a trial (see `bypasses`).
+        // With free slots this is a measurement (see `bypasses`).
         let measured_from_ns = (self.free.count() > 0 || self.draw()).then(now_ns);
         let at = lbas.start * self.block_bytes() as u64;
         let start = usize::try_from(at - offset).expect("inside the data");
@@ -217,7 +219,7 @@ impl Core {
         Ok(())
     }
 
-    /// `blocks` blocks went below: samples what one costs, where the time was taken.
+    /// Samples the cost by block of a write of `blocks` blocks below, if its begin was timed.
     fn sample_bypass(&self, measured_from_ns: Option<u64>, blocks: u64) {
         if let Some(from_ns) = measured_from_ns {
             let now_ns = now_ns();
@@ -226,11 +228,12 @@ impl Core {
         }
     }
 
-    /// Returns when a slot may be free: frees one itself where it can, else waits for the evictions
-    /// under way.
+    /// Waits until a slot may be free: evicts a block itself if possible, else waits for running
+    /// evictions.
     ///
     /// # Errors
-    /// The write-back of every block in the cache has failed, and one tried now fails again.
+    /// Fails if the write-back of every block in the cache has failed, and one tried now fails
+    /// again.
     fn wait_for_slot(&self) -> Result<()> {
         let mut error: Option<DeviceError> = None;
         loop {

@@ -1,19 +1,18 @@
-//! The write mode: cached, or bypassing where caching gains nothing.
+//! The write mode: cached, or bypassing if caching gains nothing.
 //!
-//! Two loads are only slowed down by a cache, be it by the look-up alone: a device that takes a
-//! block about as fast as the cache does, and writers that keep all CPUs and a full cache busy, so
-//! that nothing can be written back in the background. Then the tier steps aside: no block is
-//! admitted to the cache any more, and a write of blocks that are not cached goes to the device
-//! below. Invariants:
+//! A cache only slows down two loads, if only by its look-ups: a device that takes a block about as
+//! fast as the cache does, and writers that keep all CPUs and a full cache busy, so that nothing
+//! can be written back in the background. Under such a load the tier admits no block to the cache
+//! any more, and a write of uncached blocks goes to the device below. Invariants:
 //!
-//! 1. Blocks are admitted in [`WriteMode::Cached`] alone, which is looked up under the lock of the
+//! 1. Blocks are admitted only in [`WriteMode::Cached`], which is checked under the lock of the
 //!    set.
 //! 2. [`WriteMode::Bypassing`] begins after each set was locked once in a mode that admits nothing.
-//!    So the index does not grow in it and is looked up without a lock: a block that is found may
-//!    have left, a block that is not found is not there.
+//!    So the index does not grow in this mode, and requests search it without a lock: a block that
+//!    is found may have left, but a block that is not found is not cached.
 //! 3. While a request bypasses the cache, nothing is admitted. The mode changes to
-//!    [`WriteMode::Cached`] only where no such request is counted, after new ones could see that
-//!    they may not begin.
+//!    [`WriteMode::Cached`] only if no such request is counted, after a store of the mode from
+//!    which new requests see that they may not begin.
 //! 4. The mode changes only under `switching`, by a writer that has just measured (`costs`).
 //!
 //! So a bypassing write need not close its blocks (see `closing`): no write could overtake it
@@ -28,22 +27,22 @@ use super::costs::Worth;
 use super::in_flight::{Entered, InFlight};
 use super::{Core, Policy};
 
-/// Slots that are free once the cache is worth it again, as a share of all: 1 in so many.
+/// Share of free slots at which the cache is used again: 1 in this many.
 const FREE_SHARE: u32 = 8;
 
-/// Where a write of a block that is not cached goes.
+/// The destination of a write of an uncached block.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, FromRepr)]
 #[repr(u8)]
 pub(super) enum WriteMode {
-    /// Into the cache, where a slot is free.
+    /// Into the cache, if a slot is free.
     Cached,
-    /// To the device below, closed: between the other two modes.
+    /// To the device below, closed; between the other two modes.
     Switching,
     /// To the device below, without a lock.
     Bypassing,
 }
 
-/// The present write mode.
+/// The current write mode.
 pub(super) struct ModeSwitch {
     mode: AtomicU8,
     /// Requests that bypass the cache without a lock.
@@ -52,7 +51,7 @@ pub(super) struct ModeSwitch {
 }
 
 impl ModeSwitch {
-    /// In [`WriteMode::Cached`].
+    /// Makes the switch in [`WriteMode::Cached`].
     pub(super) fn new() -> Self {
         Self {
             mode: AtomicU8::new(WriteMode::Cached as u8),
@@ -65,13 +64,13 @@ impl ModeSwitch {
         WriteMode::from_repr(self.mode.load(Ordering::SeqCst)).expect("a mode that was stored")
     }
 
-    /// Begins a bypass without a lock, where the mode allows it.
+    /// Begins a bypass without a lock, if the mode allows it.
     fn enter(&self) -> Option<Entered<'_>> {
         if self.mode() != WriteMode::Bypassing {
             return None;
         }
         let entered = self.bypassing.enter();
-        // Again, since the thread that switches looks at the count after its store of the mode.
+        // Checked again, because the thread that switches reads the count after it stores the mode.
         (self.mode() == WriteMode::Bypassing).then_some(entered)
     }
 
@@ -81,7 +80,7 @@ impl ModeSwitch {
 }
 
 impl Core {
-    /// Begins a bypass without a lock, where the mode allows it and none of the lbas is cached.
+    /// Begins a bypass without a lock, if the mode allows it and none of the lbas is cached.
     pub(super) fn enter_bypass(&self, first: u64, blocks: usize) -> Option<Entered<'_>> {
         let entered = self.mode_switch.enter()?;
         let absent =
@@ -89,15 +88,16 @@ impl Core {
         (first..).take(blocks).all(absent).then_some(entered)
     }
 
-    /// Changes the mode by one step where the load calls for it. The caller has no bypass under
-    /// way.
+    /// Changes the mode by one step if the load calls for it. The caller must have no bypass in
+    /// flight.
     pub(super) fn adapt_mode(&self) {
         if self.policy == Policy::Transit && !self.is_driven {
             self.switch_mode(|mode| self.only_slows_down(mode));
         }
     }
 
-    /// Changes the mode by one step: towards bypassing where `bypass` says so, else towards cached.
+    /// Changes the mode by one step: towards bypassing if `bypass` returns true, else towards
+    /// cached.
     pub(super) fn switch_mode(&self, bypass: impl FnOnce(WriteMode) -> bool) {
         let switch = &self.mode_switch;
         let Some(_switching) = switch.switching.try_lock() else { return };
@@ -117,7 +117,7 @@ impl Core {
         }
     }
 
-    /// The cache only slows writes down.
+    /// Returns whether the cache only slows writes down.
     fn only_slows_down(&self, mode: WriteMode) -> bool {
         let free = self.free.count();
         let overrun = match mode {
@@ -127,7 +127,7 @@ impl Core {
         overrun || self.costs.worth() == Worth::Bypass
     }
 
-    /// Writes and flushes under way.
+    /// Returns the number of writes and flushes in flight.
     pub(super) fn writers(&self) -> u32 {
         self.busy.count() + self.mode_switch.bypassing.count()
     }
