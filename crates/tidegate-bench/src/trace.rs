@@ -15,7 +15,7 @@ use tidegate::device::{BlockDevice, Geometry, Op, Operation, Request, Result};
 
 use crate::error::{self, BenchError};
 
-/// A device that writes down what was asked of it, over another.
+/// A layer over a device that records each request.
 pub(crate) struct Trace {
     inner: Arc<dyn BlockDevice>,
     epoch: Instant,
@@ -28,7 +28,7 @@ impl Trace {
     /// Writes the requests of `inner` to a new file at `path`.
     ///
     /// # Errors
-    /// [`BenchError::Os`]: the file cannot be made.
+    /// Fails as [`BenchError::Os`] if the file cannot be made.
     pub(crate) fn create(inner: Arc<dyn BlockDevice>, path: &Path) -> error::Result<Self> {
         let file = File::create(path).map_err(BenchError::os("create", path))?;
         let mut lines = BufWriter::new(file);
@@ -40,7 +40,7 @@ impl Trace {
     /// Ends the file.
     ///
     /// # Errors
-    /// [`BenchError::Os`]: the file does not hold all requests.
+    /// Fails as [`BenchError::Os`] if the file does not hold all requests.
     pub(crate) fn finish(self) -> error::Result<()> {
         let lines = self.lines.into_inner().unwrap_or_else(PoisonError::into_inner);
         lines.and_then(|mut lines| lines.flush()).map_err(BenchError::os("write", self.path))

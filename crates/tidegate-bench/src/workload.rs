@@ -157,10 +157,10 @@ impl Workload {
     /// Runs the workload on `device`.
     ///
     /// # Errors
-    /// The first error of the device; the other threads run to their own end.
+    /// Fails with the first error of the device; the other threads run to their own end.
     ///
     /// # Panics
-    /// If the device panics.
+    /// Panics if the device panics.
     pub fn run(&self, device: &dyn BlockDevice) -> Result<Outcome, DeviceError> {
         let start = Barrier::new(self.threads);
         let outcomes: Vec<_> = std::thread::scope(|scope| {
@@ -183,7 +183,7 @@ impl Workload {
     /// untouched memory.
     ///
     /// # Errors
-    /// The first error of the device.
+    /// Fails with the first error of the device.
     pub fn fill(&self, device: &dyn BlockDevice) -> Result<(), DeviceError> {
         let mut buffer = Buffer::random(self.block_bytes, self.seed);
         for block in 0..self.blocks() {

@@ -532,7 +532,7 @@ impl<W: Work> Work for Background<W> {
     }
 }
 
-/// Blocks behind the pool: what is written is durable with the next flush of any thread.
+/// Blocks behind the pool: a write is durable with the next flush of any thread.
 struct Backing {
     region: Arc<Region>,
     offset: u64,

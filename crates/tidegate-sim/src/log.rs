@@ -213,7 +213,7 @@ fn make_whole(pool: &LogPool) -> Result<(), String> {
     Ok(())
 }
 
-/// Blocks behind the pool: what is written is durable with the next flush.
+/// Blocks behind the pool: a write is durable with the next flush.
 struct Backing {
     region: Arc<Region>,
     blocks: u64,

@@ -210,7 +210,7 @@ impl Drive {
     }
 }
 
-/// What `operation` moves over the wire.
+/// Returns the bytes of data that `operation` transfers.
 fn bytes_of(operation: &Operation<'_>) -> u64 {
     match operation {
         Operation::Read { buf, .. } => buf.len() as u64,

@@ -39,7 +39,7 @@ pub(super) fn warm_up_requests(requests: u64) -> u64 {
     requests * WARM_UP_PER_MILLE / 1000
 }
 
-/// What is done to the files.
+/// The use of the files.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum Kind {
     /// Blocks are written.
@@ -119,7 +119,7 @@ impl IoArgs {
     /// Runs the load, and prints the measurements as a JSON object in one line.
     ///
     /// # Errors
-    /// Errors of the files.
+    /// Fails if an operation on a file fails.
     ///
     /// # Panics
     /// Never: a sample is made of numbers.
@@ -208,7 +208,7 @@ impl ThreadNumbers {
     }
 }
 
-/// Open files as a device: each thread has one of them.
+/// Open files as a device; each thread uses one file.
 struct Files {
     open: Vec<File>,
     threads: ThreadNumbers,

@@ -42,7 +42,7 @@ const FORCE: &str = "PMEM_IS_PMEM_FORCE";
 /// reads it when loaded.
 ///
 /// # Errors
-/// [`BenchError::Os`] where the program cannot be started again.
+/// Fails as [`BenchError::Os`] if the program cannot be started again.
 pub fn prepare_process() -> Result<()> {
     if forced() {
         return Ok(());
@@ -125,8 +125,9 @@ impl PmemBlk {
     /// Creates a pool at `path` in a file of `size_bytes`, with blocks of `block_bytes`.
     ///
     /// # Errors
-    /// [`BenchError::Missing`] without the library, [`BenchError::Usage`] where [`prepare_process`]
-    /// was not called, [`BenchError::Program`] with the library's own message.
+    /// Fails as [`BenchError::Missing`] without the library, as [`BenchError::Usage`] if
+    /// [`prepare_process`] was not called, and as [`BenchError::Program`] with the library's own
+    /// message.
     pub fn create(path: &Path, size_bytes: u64, block_bytes: u32) -> Result<Self> {
         if !forced() {
             let message = format!("set {FORCE}=1 before the start: libpmem would use msync");
@@ -179,20 +180,23 @@ impl BlockDevice for PmemBlk {
             Operation::Read { offset, ref mut buf } => {
                 self.each_block(offset, buf.len(), |number, at| {
                     let to = buf[at..][..self.block_bytes as usize].as_mut_ptr();
-                    // SAFETY: invariants 1 and 2: a live pool, space for one block, its number.
+                    // SAFETY: the pool is live (invariant 1), `to` has space for one block, and
+                    // `number` is below `pmemblk_nblock` (invariant 2).
                     unsafe { (self.api.read)(self.pool.as_ptr(), to.cast(), number) }
                 })
             }
             Operation::Write { offset, data, .. } => {
                 self.each_block(offset, data.len(), |number, at| {
                     let from = data[at..][..self.block_bytes as usize].as_ptr();
-                    // SAFETY: as in a read; the library only reads from the buffer.
+                    // SAFETY: the pool is live (invariant 1), the library only reads one block from
+                    // `from`, and `number` is below `pmemblk_nblock` (invariant 2).
                     unsafe { (self.api.write)(self.pool.as_ptr(), from.cast(), number) }
                 })
             }
             Operation::Discard { offset, len } | Operation::WriteZeroes { offset, len, .. } => {
                 self.each_block(offset, usize::try_from(len).unwrap_or(usize::MAX), |number, _| {
-                    // SAFETY: invariants 1 and 2.
+                    // SAFETY: the pool is live (invariant 1), and `number` is below
+                    // `pmemblk_nblock` (invariant 2).
                     unsafe { (self.api.set_zero)(self.pool.as_ptr(), number) }
                 })
             }
@@ -208,7 +212,7 @@ impl BlockDevice for PmemBlk {
 
 impl Drop for PmemBlk {
     fn drop(&mut self) {
-        // SAFETY: invariant 1; nothing uses the pool afterwards.
+        // SAFETY: the pool is live (invariant 1), and nothing uses it afterwards.
         unsafe { (self.api.close)(self.pool.as_ptr()) };
     }
 }

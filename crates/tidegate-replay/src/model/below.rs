@@ -42,7 +42,7 @@ impl Below {
     /// beside its operations on the memory, which `observer` sees.
     ///
     /// # Errors
-    /// The memory cannot be allocated, or the engine does not support this block size.
+    /// Fails if the memory cannot be allocated, or the engine does not support this block size.
     pub(crate) fn open(
         engine: Engine,
         block_bytes: u32,
@@ -117,7 +117,7 @@ impl BlockDevice for Below {
         }
     }
 
-    /// Runs at the speed of memory, as the engines do.
+    /// Runs the operation at once: like the engines, the device never waits.
     fn attempt(&self, operation: &mut Operation<'_>, _context: Context) -> Attempt {
         Attempt::Done(self.run(operation))
     }

@@ -96,7 +96,7 @@ impl Btt {
     /// be read, with the damage in [`Summary::damage`].
     ///
     /// # Errors
-    /// [`BttError`]: no BTT was found, it is damaged, or the memory failed.
+    /// Fails as [`BttError`] if no BTT was found, it is damaged, or the memory failed.
     pub fn open(region: Arc<Region>) -> std::result::Result<Self, BttError> {
         Self::open_as(region, false)
     }
@@ -105,7 +105,7 @@ impl Btt {
     /// two owners, and a read may return the block of another lba.
     ///
     /// # Errors
-    /// The errors of [`open`](Self::open), except [`BttError::Unwritable`].
+    /// Fails as [`open`](Self::open) does, except as [`BttError::Unwritable`].
     pub fn open_forced(region: Arc<Region>) -> std::result::Result<Self, BttError> {
         Self::open_as(region, true)
     }
@@ -134,7 +134,7 @@ impl Btt {
     /// Describes the BTT in `region` without opening it.
     ///
     /// # Errors
-    /// The errors of [`open`](Self::open), except those about the content of map and flog.
+    /// Fails as [`open`](Self::open) does, except for the content of map and flog.
     pub fn summarize(region: &Region) -> std::result::Result<Summary, BttError> {
         let (version, found, damage) = find(region)?;
         let slots = found
@@ -162,7 +162,7 @@ impl Btt {
     /// Reads block `block` and its metadata, both from one write.
     ///
     /// # Errors
-    /// As for [`Operation::Read`]; a buffer of the wrong size is misaligned.
+    /// Fails as [`Operation::Read`] does; a buffer of the wrong size is misaligned.
     pub fn read_with_metadata(
         &self,
         block: u64,
@@ -176,7 +176,7 @@ impl Btt {
     /// Writes block `block` and its metadata, atomically together; durable on return.
     ///
     /// # Errors
-    /// As for [`Operation::Write`]; a buffer of the wrong size is misaligned.
+    /// Fails as [`Operation::Write`] does; a buffer of the wrong size is misaligned.
     pub fn write_with_metadata(&self, block: u64, data: &[u8], metadata: &[u8]) -> Result<()> {
         let (arena, lba) = self.locate_one(block, data.len(), metadata.len())?;
         if self.geometry.read_only {
@@ -241,7 +241,7 @@ impl Btt {
         Ok(())
     }
 
-    /// Durable on return, so FUA asks for nothing more.
+    /// Writes blocks durably, so that FUA needs nothing more.
     fn write_blocks(&self, offset: u64, data: &[u8]) -> Result<()> {
         let block_bytes = self.geometry.block_bytes as usize;
         let mut rest = data;
@@ -271,7 +271,7 @@ impl Btt {
         Ok(())
     }
 
-    /// No block is a hole: its storage stays with it, zero or not.
+    /// Reports no block as a hole: a block keeps its storage, zero or not.
     fn extents(&self, offset: u64, len: u64, most: usize) -> Result<Vec<Extent>> {
         let block_bytes = u64::from(self.geometry.block_bytes);
         let mut extents: Vec<Extent> = Vec::new();
@@ -307,7 +307,7 @@ impl BlockDevice for Btt {
             Operation::Write { offset, data, .. } => self.write_blocks(offset, data),
             // Every acknowledged write is durable.
             Operation::Flush => Ok(()),
-            // Where zeroes would have to be written, the old bytes stay readable.
+            // If the map cannot mark the blocks, the old bytes stay readable.
             Operation::Discard { .. } if !self.geometry.fast_zero => Ok(()),
             Operation::Discard { offset, len } | Operation::WriteZeroes { offset, len, .. } => {
                 self.zero(offset, len)
@@ -347,7 +347,7 @@ fn geometry(summary: &Summary, read_only: bool) -> Geometry {
         read_only,
         atomic_block: true,
         volatile_cache: false,
-        // A page of 512-byte blocks is read by the kernel only up to its first block in zero state.
+        // The kernel reads a page of 512-byte blocks only up to the first block in zero state.
         fast_zero: summary.block_bytes == 4096,
         keeps_data: true,
     }

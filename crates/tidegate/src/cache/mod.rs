@@ -33,9 +33,9 @@
 //! - `store` has the slots in persistent memory: layout, headers, lanes, batches, records;
 //! - `backing` has the device below: writes under way, writes not flushed, failures, pace.
 //!
-//! Beside them: `start` takes requests, `recover` opens a pool, [`check`] verifies one, `resize`
-//! begins another size, `span` splits bytes into pages, `tier` and `counters` report, and `policy/`
-//! has the decisions without I/O.
+//! Beside the owners: `start` takes requests, `recover` opens a pool, [`check`] verifies one,
+//! `resize` begins a change of size, `span` splits bytes into pages, `tier` and `counters` report,
+//! and `policy/` has the decisions without I/O.
 
 mod background;
 mod backing;
@@ -287,7 +287,7 @@ impl Drop for CacheDevice {
     }
 }
 
-/// What the router is told of `operation`.
+/// Returns the kind of `operation` for the router; only reads and writes have one.
 fn kind_of(operation: &Operation<'_>) -> Option<Kind> {
     match operation {
         Operation::Read { .. } => Some(Kind::Read),
@@ -302,7 +302,7 @@ impl Core {
         self.router.route(0, kind, range).inspect(|route| self.router.take_turn(route))
     }
 
-    /// Runs `operation`, by `routed` where it was routed before.
+    /// Runs `operation`, by the route `routed` if it has been routed already.
     fn run(&self, operation: &mut Operation<'_>, routed: Option<Route>) -> Result<()> {
         let (kind, range) = (kind_of(operation), operation.range());
         let route = || routed.map_or_else(|| self.take(kind, range), Ok);
@@ -319,9 +319,9 @@ impl Core {
         }
     }
 
-    /// Commits the writes before it, with atomic flush. Passes the flush on where writes reached
-    /// the backing that it has not flushed, and fails where the backing told meanwhile that it may
-    /// have lost such writes, or a dirty page was found damaged.
+    /// Commits the earlier writes, with atomic flush. Flushes the backing if it has unflushed
+    /// writes. Fails if the backing reported meanwhile that it may have lost such writes, or if a
+    /// dirty page was found damaged.
     fn flush(&self) -> Result<()> {
         drop(self.requests.begin(RequestKind::Flush, 0));
         self.pages.commit_groups()?;

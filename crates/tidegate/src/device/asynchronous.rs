@@ -88,8 +88,8 @@ impl OwnedOperation {
         }
     }
 
-    /// Copies the result of a read or a status query to `operation`, from which
-    /// [`like`](Self::like) made this operation.
+    /// Copies the result of a read or a status query to `operation`, which this operation is
+    /// [like](Self::like).
     pub(super) fn give_back(self, operation: &mut Operation<'_>) {
         match (operation, self) {
             (Operation::Read { buf, .. }, Self::Read { buffer, .. }) => {

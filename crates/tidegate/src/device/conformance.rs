@@ -439,8 +439,8 @@ impl Model {
         Self { block_bytes: device.geometry().block_bytes as usize, blocks: BTreeMap::new() }
     }
 
-    /// Records a write of `data` at `offset` that ended in `result`: afterwards each block is new
-    /// or, after an error, old or new.
+    /// Notes a write of `data` at `offset` that ended in `result`: afterwards each block is new or,
+    /// after an error, old or new.
     pub fn wrote(&mut self, offset: u64, data: &[u8], result: &Result<()>) {
         let first = offset / self.block_bytes as u64;
         for (index, block) in (first..).zip(data.chunks(self.block_bytes)) {
@@ -451,7 +451,7 @@ impl Model {
         }
     }
 
-    /// Records a discard of `len` bytes at `offset`: afterwards each block is old or zeroes.
+    /// Notes a discard of `len` bytes at `offset`: afterwards each block is old or zeroes.
     pub fn discarded(&mut self, offset: u64, len: u64) {
         let first = offset / self.block_bytes as u64;
         for index in first..first + len / self.block_bytes as u64 {
@@ -461,8 +461,8 @@ impl Model {
         }
     }
 
-    /// Checks `data`, read at `offset`, against the possible contents, and records it as the only
-    /// possible content from now on.
+    /// Checks `data`, read at `offset`, against the possible contents, and keeps only the found
+    /// one.
     ///
     /// # Panics
     /// Panics if a block has another content.

@@ -2,8 +2,8 @@
 //!
 //! Each request takes at least its delay, a fixed part and a part for each byte. The time of the
 //! device below counts towards the delay. The requests of a batch wait together, as in a device
-//! with a queue, and so do started requests. The waiting thread is parked, as for a disk, until the
-//! last 80 µs; it spins for those, because waking up takes longer.
+//! with a queue, and so do started requests. The waiting thread is parked, as for a disk, but spins
+//! for the last 80 µs, because waking up takes longer.
 
 #![expect(
     clippy::disallowed_methods,

@@ -93,12 +93,12 @@ impl Gate {
         (!is_late).then_some(held)
     }
 
-    /// Reports a claimed range of `moment` as saved, and starts the changes that waited for it.
+    /// Reports a claimed range of `moment` as saved, and starts the changes that may run now.
     pub fn saved(self: &Arc<Self>, moment: &Moment, range: &Range<u64>) {
         self.start_all(moment.saved(range));
     }
 
-    /// Ends the copy of `moment`, complete or not, and starts the changes that waited for it.
+    /// Ends the copy of `moment`, complete or not, and starts the changes that it held back.
     pub fn end(self: &Arc<Self>, moment: &Arc<Moment>) {
         let mut moments = self.moments.write();
         moments.retain(|it| !Arc::ptr_eq(it, moment));
@@ -137,11 +137,12 @@ impl Gate {
         })
     }
 
-    /// Ends a change, and wakes a holder that waits for it.
+    /// Ends a change, and wakes waiting holders.
     fn leave(&self, shard: usize) {
         self.changes[shard].fetch_sub(1, Ordering::SeqCst);
         if self.word.load(Ordering::SeqCst) & CLOSED != 0 {
-            // The lock makes sure that a holder that saw the change already waits.
+            // Once the lock was free, a holder either waits already or has not yet looked at the
+            // shards.
             drop(self.waiting.lock());
             self.changed.notify_all();
         }
@@ -524,7 +525,7 @@ mod tests {
         assert_eq!((block(&gate), moment.is_whole()), (1, false));
     }
 
-    /// A change that does not end lets nobody wait for longer than the holder wants to.
+    /// A change that does not end blocks other changes no longer than the holder's timeout.
     #[test]
     fn changes_go_on_where_one_of_them_does_not_end() {
         use crate::device::fault::{Effect, Fault, Rule, When};

@@ -111,7 +111,8 @@ mod tests {
         assert!(threads.iter().collect::<HashSet<_>>().len() <= THREADS_MAX);
     }
 
-    /// Where jobs wait for each other's threads, fewer would never end.
+    /// Checks that jobs run side by side: jobs that wait for each other would never end on fewer
+    /// threads.
     #[test]
     fn jobs_run_side_by_side() {
         let (barrier, (ended, ends)) = (Arc::new(Barrier::new(4)), channel());

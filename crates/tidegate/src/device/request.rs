@@ -8,7 +8,7 @@ pub struct Context {
     /// The client's queue: a connection, or a queue of a virtual disk. It determines locality and
     /// IO classes.
     pub queue: u32,
-    /// The I/O class, by which a cache treats requests differently; 0 for requests without one.
+    /// The I/O class, which decides how a cache treats the request; 0 for requests without one.
     pub class: u8,
 }
 

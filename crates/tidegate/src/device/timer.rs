@@ -47,7 +47,7 @@ pub(super) struct Queue {
 pub(super) struct Timer(Arc<Queue>);
 
 impl Timer {
-    /// Returns the queue, to which any thread can add requests.
+    /// Returns the queue; any thread may add requests.
     pub(super) fn queue(&self) -> Arc<Queue> {
         Arc::clone(&self.0)
     }

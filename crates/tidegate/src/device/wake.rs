@@ -7,7 +7,7 @@ use parking_lot::Mutex;
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 
-/// An event on which a thread waits, besides its ring or its socket.
+/// An event that wakes a thread from a wait for its ring or its socket.
 pub struct Wake(OwnedFd);
 
 impl Wake {

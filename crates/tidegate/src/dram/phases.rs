@@ -208,7 +208,7 @@ impl Recorder {
 }
 
 impl Shard {
-    /// Records the time in `phase` since `since_ns`.
+    /// Adds the time in `phase` since `since_ns` to the samples.
     fn record(&self, phase: Phase, since_ns: u64, is_exclusive: bool) {
         let spent_ns = now_ns().saturating_sub(since_ns);
         self.tallies[phase as usize].samples.record(spent_ns, is_exclusive);

@@ -176,7 +176,7 @@ fn block_of(stamp: u64) -> [u8; BLOCK_BYTES] {
     block
 }
 
-/// The stamp of a block, which must not be torn.
+/// Returns the stamp of a block, which must not be torn.
 fn stamp_of(block: &[u8]) -> u64 {
     let stamp = u64::from_le_bytes(block[..8].try_into().unwrap());
     assert_eq!(block, block_of(stamp), "torn block");
@@ -218,11 +218,11 @@ fn step() -> impl Strategy<Value = Step> {
     ]
 }
 
-/// What a block may hold: one stamp, and after a failed write of it more than one.
+/// The possible stamps of a block: one, or several after a failed write.
 type Model = HashMap<u64, Vec<u64>>;
 
-/// P3, P4 and P5 for one thread and whatever runs in the background: reads return the last
-/// acknowledged write, and after a successful flush every block is durable.
+/// Checks P3, P4 and P5 for one thread beside background work: reads return the last acknowledged
+/// write, and after a successful flush every block is durable.
 pub(super) fn agrees_with_a_model(factory: &Factory, preferred_blocks: usize) {
     let mut runner = TestRunner::new(Config { cases: 60, ..Config::default() });
     let steps = proptest::collection::vec(step(), 1..120);
@@ -235,7 +235,7 @@ pub(super) fn agrees_with_a_model(factory: &Factory, preferred_blocks: usize) {
                 take(step, number as u64 + 1, &*tier, &device, &mut model);
             }
             device.fail([]);
-            // The first may still report what failed before.
+            // The first drain may still report earlier failures.
             let _ = tier.drain();
             tier.drain().unwrap();
             check_durable(&device, &model);
@@ -293,7 +293,7 @@ fn check_durable(device: &TestDevice, model: &Model) {
     }
 }
 
-/// P5: a write-back that fails is reported by each flush until it succeeds, and its data stays
+/// Checks P5: each flush reports a failed write-back until it succeeds, and its data stays
 /// readable.
 pub(super) fn reports_failed_write_backs(factory: &Factory) {
     let device = TestDevice::new(1);
@@ -314,7 +314,7 @@ pub(super) fn reports_failed_write_backs(factory: &Factory) {
     tier.flush().unwrap();
 }
 
-/// P4: a flush returns though writes, also of the blocks that it covers, never stop.
+/// Checks P4: a flush returns although writes, even of the blocks that it covers, never stop.
 pub(super) fn flush_ends_under_load(factory: &Factory) {
     // Minutes of writing: no flush takes that long unless it waits for the last one.
     const MOST_WRITES: u64 = 100_000_000;
@@ -343,8 +343,8 @@ pub(super) fn flush_ends_under_load(factory: &Factory) {
     });
 }
 
-/// P3 and P4 with three writers, a reader and a flusher: no acknowledged stamp is lost, torn or out
-/// of order.
+/// Checks P3 and P4 with three writers, a reader and a flusher: no acknowledged stamp is lost, torn
+/// or out of order.
 pub(super) fn keeps_order_between_threads(factory: &Factory) {
     const STAMPS: u64 = 4000;
     let device = TestDevice::new(2);
@@ -389,7 +389,7 @@ pub(super) fn keeps_order_between_threads(factory: &Factory) {
     }
 }
 
-/// The tier keeps its promises after `drain`, and dropping it writes back too.
+/// Checks that the tier keeps its promises after `drain`, and that dropping it writes back too.
 pub(super) fn shuts_down_clean(factory: &Factory) {
     let device = TestDevice::new(1);
     let tier = factory(device.clone());
@@ -405,19 +405,19 @@ pub(super) fn shuts_down_clean(factory: &Factory) {
     (0..BLOCKS).for_each(|lba| assert_eq!(device.durable(lba), 3));
 }
 
-/// What every block device promises.
+/// Checks the promises of every block device.
 pub(super) fn conforms(factory: &Factory) {
     let below = MemoryDevice::new(BLOCK_BYTES as u32, BLOCKS * 4).unwrap();
     let tier = factory(Arc::new(below));
     conformance::check(&*tier, Promises::default());
     conformance::check_started(&(tier as _), Promises::default());
-    // Over a device that waits, where requests are handed back.
+    // Over a device that waits, so that `attempt` hands requests back.
     let below = Arc::new(MemoryDevice::new(BLOCK_BYTES as u32, BLOCKS * 4).unwrap());
     let slow = Delay::new(below, Delays { read_ns: 1000, ..Delays::default() });
     conformance::check_started(&(factory(Arc::new(slow)) as _), Promises::default());
 }
 
-/// Starts a read of `blocks` from `lba` on. What it reads is sent.
+/// Starts a read of `blocks` from `lba` on. The receiver gets the bytes.
 pub(super) fn start_read<D: BlockDevice + ?Sized + 'static>(
     tier: &Arc<D>,
     lba: u64,
@@ -434,8 +434,8 @@ pub(super) fn start_read<D: BlockDevice + ?Sized + 'static>(
     ended
 }
 
-/// More reads that find nothing in the tier than there are threads wait in the device below
-/// together. A read of what the tier holds in part is made with a thread, and sees it.
+/// Checks that more missing reads than threads wait in the device below together. A read of partly
+/// cached blocks needs a thread, and sees the cached data.
 pub(super) fn misses_wait_without_a_thread(factory: &Factory) {
     let memory = MemoryDevice::new(BLOCK_BYTES as u32, 128).unwrap();
     let below = Arc::new(Fault::new(Arc::new(memory), 1));
@@ -460,7 +460,7 @@ pub(super) fn misses_wait_without_a_thread(factory: &Factory) {
     assert_eq!(both, expected);
 }
 
-/// Requests that make no sense are refused before anything changes.
+/// Checks that invalid requests are refused before anything changes.
 pub(super) fn refuses_bad_requests(factory: &Factory) {
     let tier = factory(TestDevice::new(1));
     let end = BLOCKS * BLOCK_BYTES as u64;
@@ -477,12 +477,12 @@ pub(super) fn refuses_bad_requests(factory: &Factory) {
     assert!(tier.geometry().volatile_cache);
 }
 
-/// A tier of [`SLOTS`] slots by `policy`.
+/// Returns a maker of tiers of [`SLOTS`] slots by `policy`.
 pub(super) fn tier_of(policy: Policy) -> impl Fn(Arc<dyn BlockDevice>) -> Arc<dyn DramTier> {
     move |below| super::open(policy, SLOTS * BLOCK_BYTES as u64, below).unwrap()
 }
 
-/// One module of tests a policy.
+/// Makes one module of tests for each policy.
 macro_rules! tiers {
     ($($name:ident: $policy:expr;)*) => { $(
         mod $name {

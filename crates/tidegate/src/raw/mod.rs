@@ -43,7 +43,8 @@ impl Default for RawOptions {
 /// are in them.
 ///
 /// # Errors
-/// [`PoolError::BlockBytes`], [`PoolError::TooSmall`] before anything changes; [`PoolError::Pmem`].
+/// Fails as [`PoolError::BlockBytes`] or [`PoolError::TooSmall`] before anything changes; as
+/// [`PoolError::Pmem`] if the memory fails.
 pub fn create(region: &Region, options: &RawOptions) -> std::result::Result<Superblock, PoolError> {
     let mut superblock = Superblock::plan(region, CODE, options.uuid, options.block_bytes)?;
     pool::erase(region)?;
@@ -63,7 +64,7 @@ impl RawDevice {
     /// read-only.
     ///
     /// # Errors
-    /// [`PoolError`] if the region holds no raw pool, or the pool cannot be used.
+    /// Fails as [`PoolError`] if the region holds no raw pool, or the pool cannot be used.
     pub fn open(region: Arc<Region>) -> std::result::Result<Self, PoolError> {
         let found = Superblock::read(&region)?;
         let mut superblock = found.superblock;
@@ -115,7 +116,7 @@ impl BlockDevice for RawDevice {
                 return Ok(());
             }
         }
-        // The only fence: no metadata depends on the data, and the acknowledgement does.
+        // The only fence: no metadata depends on the data, but the acknowledgement does.
         Ok(self.region.fence()?)
     }
 

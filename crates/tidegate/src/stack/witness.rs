@@ -79,7 +79,7 @@ impl Witness {
     /// Starts the thread that notes the state when the backing is at rest.
     ///
     /// # Errors
-    /// The system refuses another thread.
+    /// Fails if the system refuses another thread.
     pub(super) fn start(self: &Arc<Self>) -> std::io::Result<Workers> {
         let thread = Keeper { witness: Arc::clone(self), begun_before: 0 };
         Workers::start("backing-state", Arc::clone(&self.waker), [thread])
@@ -254,7 +254,7 @@ impl BlockDevice for Witnessed {
         }
         match self.witness.begin_write() {
             Ok(_writing) => self.inner.submit(batch),
-            // Each request meets the failure, and has it as its result.
+            // Each request runs into the failure by itself, and gets it as its result.
             Err(_) => batch.iter_mut().for_each(|request| request.run_on(self)),
         }
     }

@@ -33,7 +33,7 @@ pub use engine::{
 use crate::device::{BlockDevice, BlockDeviceExt, DeviceError, DeviceErrorKind, Operation, Result};
 use crate::stats::{Collector, RequestKind, Requests, Running};
 
-/// Counts `operation` from now on; a question about allocation is in no statistics.
+/// Counts `operation` from now on. A status query is in no statistics.
 #[inline]
 pub(crate) fn begin<'a>(requests: &'a Requests, operation: &Operation<'_>) -> Option<Running<'a>> {
     let kind = match operation {
@@ -57,8 +57,8 @@ pub trait Tier: BlockDevice {
     /// Dropping a tier stops its threads too, but cannot report a failure.
     ///
     /// # Errors
-    /// As for [`Operation::Flush`]; what could not be written stays in the tier, and another call
-    /// tries again.
+    /// Fails as [`Operation::Flush`] does. Data that could not be written stays in the tier, and
+    /// another call tries again.
     fn drain(&self) -> Result<()>;
 
     /// Stops destaging, except when a write needs the space. Ends the tier's threads without
@@ -73,8 +73,8 @@ pub trait Tier: BlockDevice {
     /// below has too. Requests go on meanwhile: data that they write or read may stay.
     ///
     /// # Errors
-    /// The tier [has no clean pages](Traits::has_clean_pages); or as for
-    /// [`Operation::Flush`]. What could not be written stays in the tier.
+    /// Fails if the tier [has no clean pages](Traits::has_clean_pages), and as [`Operation::Flush`]
+    /// does. Data that could not be written stays in the tier.
     fn purge(&self) -> Result<Purged> {
         let message = "the tier keeps nothing that the tier below has too";
         Err(DeviceError::new(DeviceErrorKind::Unsupported, message))
@@ -85,7 +85,7 @@ pub trait Tier: BlockDevice {
     /// flush because no flush has committed them: the tier below never gets a part of a group.
     ///
     /// # Errors
-    /// As for [`Operation::Flush`]; what could not be written stays in the tier.
+    /// Fails as [`Operation::Flush`] does. Data that could not be written stays in the tier.
     fn destage(&self) -> Result<u64> {
         self.flush().map(|()| 0)
     }
@@ -94,7 +94,7 @@ pub trait Tier: BlockDevice {
     /// be the result of a crash. No change may be under way.
     ///
     /// # Errors
-    /// Returns [`DeviceErrorKind::Unsupported`] if there are such writes.
+    /// Fails as [`DeviceErrorKind::Unsupported`] if there are such writes.
     fn check_committed(&self) -> Result<()> {
         Ok(())
     }
@@ -116,7 +116,7 @@ pub trait Tier: BlockDevice {
     /// Checks whether `settings`, pairs of key and value, could all be set now. Changes nothing.
     ///
     /// # Errors
-    /// Returns the [`SettingError`] of the first setting that could not be set.
+    /// Fails with the [`SettingError`] of the first setting that could not be set.
     fn check(&self, settings: &[(&str, &str)]) -> std::result::Result<(), SettingError> {
         let own = self.settings();
         let changes = |key: &str| own.iter().any(|it| it.key == key && it.fixed.is_none());
@@ -129,7 +129,7 @@ pub trait Tier: BlockDevice {
     /// Changes setting `key` to `value`.
     ///
     /// # Errors
-    /// Returns a [`SettingError`] if the setting cannot be changed. Nothing has changed then.
+    /// Fails as [`SettingError`] if the setting cannot be changed. Nothing has changed then.
     fn set(&self, key: &str, value: &str) -> std::result::Result<(), SettingError> {
         let _ = value;
         Err(SettingError::of(key, &self.settings()))

@@ -292,7 +292,7 @@ impl BlockDevice for Watched {
         Ok(())
     }
 
-    /// Runs at the speed of memory, as the table does.
+    /// Runs the operation at once: like the table, the device never waits.
     fn attempt(&self, operation: &mut Operation<'_>, _context: Waiting) -> Attempt {
         Attempt::Done(self.run(operation))
     }

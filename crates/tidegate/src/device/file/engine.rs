@@ -173,8 +173,8 @@ impl Runner {
         request.complete(passed.map_err(|failure| self.backing.flush_failed(failure)));
     }
 
-    /// Fails all requests after a failure of the ring, except those that the kernel still holds,
-    /// which are dropped with the ring.
+    /// Fails all requests after a failure of the ring, except those that the kernel still holds:
+    /// [`Flights`] leaks them.
     fn give_up(mut self, errno: Errno) {
         // New requests run on the pool of threads.
         let new = self.inbox.close();

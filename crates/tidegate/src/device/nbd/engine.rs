@@ -3,8 +3,8 @@
 //! Invariants:
 //! 1. The thread ends with the device, once all started requests are complete; each completes
 //!    within its time limit.
-//! 2. The thread waits for the socket, for new requests, and for the time at which a request fails
-//!    or the next attempt to connect is due. Without requests, its wait has no time limit.
+//! 2. The thread waits for the socket, for new requests, for the earliest deadline of a request,
+//!    and for the next attempt to connect. Without requests, its wait has no time limit.
 //! 3. The thread reconnects when a request needs it: at once after a loss, then after
 //!    [`PAUSE_FIRST`], and after twice as long each time up to [`PAUSE_MAX`]. Received data resets
 //!    the pause.
@@ -208,7 +208,7 @@ impl Runner {
         }
     }
 
-    /// Waits for `events` of the socket, a new request, the time at which a request fails, or
+    /// Waits for `events` of the socket, a new request, the earliest deadline of a request, or
     /// `until`. Returns whether the socket has data or an error.
     fn wait(&self, events: PollFlags, until: Option<Instant>) -> Result<bool, NbdError> {
         let until = [self.exchange.deadline(), until].into_iter().flatten().min();

@@ -384,9 +384,9 @@ impl Exchange {
         self.uncut = transfers.map(|(id, job)| (job.restart(), *id).1).collect();
     }
 
-    /// Fails the requests whose time limit has passed at `now`; `reason` says what they waited for.
-    /// Returns whether one is at the server. The caller must drop the connection then, because the
-    /// server may still answer it.
+    /// Fails the requests whose time limit has passed at `now`; `reason` is the cause of their
+    /// wait. Returns whether one is at the server. The caller must drop the connection then,
+    /// because the server may still answer it.
     pub(super) fn expire(&mut self, now: Instant, reason: &str) -> bool {
         let mut is_at_server = false;
         while let Some((&id, job)) = self.jobs.first_key_value()

@@ -149,7 +149,7 @@ impl Flushes {
         self.tell(doomed)
     }
 
-    /// Fails the flush in flight, or the wait for one, and every flush requested so far.
+    /// Fails the flush in flight and all waiting ones. Returns their jobs.
     pub(super) fn fail(&mut self) -> Vec<u64> {
         self.lose_writes();
         let mut failed = self.running.take().unwrap_or_default();
@@ -213,7 +213,8 @@ mod tests {
         assert_eq!(flushes.succeed(), [3]);
     }
 
-    /// Its caller will not write again what was acknowledged to others after it asked.
+    /// A flush's caller will not repeat writes that were acknowledged to other clients after its
+    /// request.
     #[test]
     fn a_flush_tells_only_of_writes_before_it_was_asked_for() {
         let mut flushes = Flushes::default();
@@ -257,8 +258,8 @@ mod tests {
         assert!(flushes.doomed().is_empty());
     }
 
-    /// At a server without FUA. A forced write tells its own caller only: the loss of others'
-    /// writes is still to be told.
+    /// At a server without FUA, a failed forced write informs its own caller only: the loss of
+    /// other clients' writes must still be reported.
     #[test]
     fn a_forced_write_fails_with_its_connection_and_tells_nobody_else() {
         let mut flushes = Flushes::default();

@@ -1,6 +1,6 @@
-//! Staging caches, with which the Caiti paper compares I/O transit caching. A block stays in DRAM
-//! until its slot is needed, the cache passes a watermark, the device below is idle, or a flush
-//! needs the block.
+//! Staging caches, the counterparts of I/O transit caching in the Caiti paper. A block stays in
+//! DRAM until its slot is needed, the cache passes a watermark, the device below is idle, or a
+//! flush needs the block.
 //!
 //! Why reads and writes stay in order (`set` keeps the rules for one block):
 //!

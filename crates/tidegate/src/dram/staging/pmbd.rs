@@ -2,8 +2,8 @@
 //! several sub-buffers, and a write to a full sub-buffer drains the whole sub-buffer first.
 //!
 //! One writer drains a sub-buffer at a time (PMBD's flush lock); other writers go on as soon as it
-//! has freed a slot for them. A block leaves the buffer with its write-back: the buffer is for
-//! writes only.
+//! has freed enough slots. A block leaves the buffer with its write-back: the buffer is for writes
+//! only.
 
 use super::replacement::{Replacement, View};
 

@@ -30,7 +30,7 @@ pub(super) trait Replacement: Send + 'static {
     /// written back, or is given up.
     fn leaves(&mut self, _slot: u32) {}
 
-    /// Records a read hit of `slot`, which is listed.
+    /// Notes a read hit of `slot`, which is listed.
     fn touched(&mut self, _slot: u32) {}
 
     /// Marks the begin of the write-back of `slot`, which is listed.

@@ -148,7 +148,7 @@ fn coactive_cleans_cold_blocks_when_the_device_is_idle() {
     device.hold([5]);
     write(&tier, 5, 1, false).unwrap();
     device.await_held(5);
-    // Beside it the tier goes on.
+    // The tier goes on meanwhile.
     write(&tier, 6, 1, false).unwrap();
     assert_eq!(read(&tier, 5), 1);
     device.hold([]);

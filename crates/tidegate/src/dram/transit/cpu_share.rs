@@ -63,7 +63,7 @@ impl CpuShare {
         Some(self.judge(real_ns, waited_ns))
     }
 
-    /// Records that all threads of this process ran for `process_ns` during a pause of `real_ns`.
+    /// Notes that all threads of this process ran for `process_ns` during a pause of `real_ns`.
     pub(super) fn paused(&mut self, real_ns: u64, process_ns: u64) {
         let all_ns = real_ns * u64::from(self.cpus);
         let is_busy = all_ns.saturating_sub(process_ns) <= all_ns / IDLE_SHARE;

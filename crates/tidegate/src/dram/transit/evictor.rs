@@ -39,17 +39,17 @@ const WINDOWS_ALONE: u32 = 8;
 /// Length of a nap, and the number of naps without work before the evictor turns idle.
 const NAP_NS: u64 = 1_000_000;
 const NAPS: u32 = 8;
-/// Interval at which an evictor that leaves its CPU to a writer looks again.
+/// Time until an evictor that leaves its CPU to a writer looks again.
 const LOOK_AGAIN_NS: u64 = 4_000_000;
-/// Interval at which a pausing evictor checks for active writers, and the length of the check: a
-/// busy writer is between two writes for less time.
+/// Time between two checks for active writers during a pause, and the length of a check: a busy
+/// writer is between two writes for less time.
 const LOOK_UP_NS: u64 = 500_000;
 const GLANCE_NS: u64 = 3_000;
 
 /// One evictor.
 pub(super) struct Evictor {
     core: Arc<Core>,
-    /// The set at which the next search for work begins.
+    /// The first set of the next search for work.
     cursor: usize,
     share: CpuShare,
     scratch: Scratch,

@@ -9,9 +9,9 @@
 //! Why reads and writes stay in order (`set` keeps the rules for one lba):
 //!
 //! - **A read never returns less than an acknowledged write.** A version leaves the index only
-//!   after its write below has returned, and a bypass is acknowledged only then. So data
-//!   acknowledged before a read looked its lba up is in the index or below, where only later
-//!   versions replace it.
+//!   after its write below has returned, or for a newer version, and a bypass is acknowledged only
+//!   when it has returned. So data acknowledged before a read looked its lba up is in the index or
+//!   below, where only later versions replace it.
 //! - **A bypass cannot undo a later write.** It happens only if, under the lock of the set, no
 //!   version of the lba was cached: all earlier acknowledged writes are below. Until it returns,
 //!   the lba is closed to writes (`closing`), so no later write can overtake it through the cache.

@@ -22,7 +22,7 @@ impl Progress {
         self.signals.load(Ordering::Acquire)
     }
 
-    /// Signals a change for which a thread may wait.
+    /// Signals a change to waiting threads.
     pub(super) fn signal(&self) {
         if self.raise() {
             let _gate = self.gate.lock();

@@ -10,7 +10,8 @@
 //! 3. A version is in the write-back queue, where alone eviction starts, only while no older one
 //!    exists. So two versions of an lba are never written below at the same time, and the newer one
 //!    is written last.
-//! 4. The newest readable version leaves the index only when its write below has returned.
+//! 4. The newest version of an lba leaves the index only when its write below has returned, or for
+//!    a newer version.
 //! 5. The queue is sorted by epoch, so that the versions that a flush covers come first.
 //! 6. While an lba is closed, because a request writes it below around the cache, no write changes
 //!    one of its versions or adds one.

@@ -67,8 +67,8 @@ pub(super) struct Table {
 }
 
 impl Table {
-    /// Makes a table for `slots` slots in `1 << sets_log2` sets, where aligned runs of `1 <<
-    /// run_log2` lbas share a set.
+    /// Makes a table for `slots` slots in `1 << sets_log2` sets. Aligned runs of `1 << run_log2`
+    /// lbas share a set.
     pub(super) fn new(slots: u32, sets_log2: u32, run_log2: u32) -> Self {
         // One to two buckets for each slot: most look-ups of an absent lba touch no header.
         let buckets_log2 = (slots.ilog2() + 1).max(sets_log2);

@@ -24,7 +24,7 @@ fn a_slot_costs_at_most_64_bytes_of_metadata() {
         let slots_of_it = Slots::reserve(bytes, below.geometry().block_bytes).unwrap();
         let core = Core::new(Policy::Transit, slots_of_it, below, 0, None);
         let bytes = core.metadata_bytes_per_slot();
-        // The sets themselves weigh in only where there are few slots.
+        // The sets' own size matters only with few slots.
         let sets = f64::from(u32::try_from(core.sets.bytes()).unwrap());
         let bytes_of_slots = bytes - sets / f64::from(core.slots.count());
         assert!(bytes_of_slots <= MOST_METADATA_BYTES, "{slots} slots: {bytes_of_slots}");

@@ -27,7 +27,7 @@ use super::costs::Worth;
 use super::in_flight::{Entered, InFlight};
 use super::{Core, Policy};
 
-/// Share of free slots at which the cache is used again: 1 in this many.
+/// Share of free slots that ends the bypassing of an overrun cache: 1 in this many.
 const FREE_SHARE: u32 = 8;
 
 /// The destination of a write of an uncached block.
@@ -88,8 +88,8 @@ impl Core {
         (first..).take(blocks).all(absent).then_some(entered)
     }
 
-    /// Changes the mode by one step if the load calls for it. The caller must have no bypass in
-    /// flight.
+    /// Changes the mode by one step if the load requires a change. The caller must have no bypass
+    /// in flight.
     pub(super) fn adapt_mode(&self) {
         if self.policy == Policy::Transit && !self.is_driven {
             self.switch_mode(|mode| self.only_slows_down(mode));

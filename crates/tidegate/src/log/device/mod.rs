@@ -76,7 +76,7 @@ const BATCH_BYTES: u64 = 8 << 20;
 pub struct LogDeviceOptions {
     /// Start no thread: writes that fill the log clean it.
     pub no_thread: bool,
-    /// Start no thread: a scheduler runs [`LogDevice::cleaner`], and writers wait for it by
+    /// Start no thread: a scheduler runs [`LogDevice::cleaner`], and waiting writers call
     /// [`Region::relax`](crate::pmem::Region::relax).
     pub is_scheduled: bool,
     /// How full the log may be before it is cleaned, in bytes; half its size unless set.
@@ -211,7 +211,8 @@ impl Core {
         self.ledger.blocked("the log is full and cannot be written back")
     }
 
-    /// Where the log has a record of the range, all of it counts as data.
+    /// Returns the backing's extents, or the whole range as data if the log has a record of the
+    /// range.
     fn status(&self, offset: u64, len: u64, most: usize) -> Result<Vec<Extent>> {
         if self.index.touches(&self.blocks_of(offset, len), self.ring.tail()) {
             return Ok(vec![Extent::data(offset, len)]);
@@ -219,7 +220,7 @@ impl Core {
         self.backing.status(offset, len, most)
     }
 
-    /// The numbers of the blocks in `len` bytes at `offset`.
+    /// Returns the numbers of the blocks in `len` bytes at `offset`.
     fn blocks_of(&self, offset: u64, len: u64) -> Range<u64> {
         offset / self.block_bytes()..(offset + len) / self.block_bytes()
     }
@@ -245,8 +246,8 @@ impl BlockDevice for LogDevice {
                 core.read(offset, buf, &below).map(drop)
             }
             Operation::Write { offset, data, .. } => core.write(offset, data),
-            // Every acknowledged write is durable in the log, whatever the backing does: this fails
-            // where the log itself failed since the last flush.
+            // Every acknowledged write is durable in the log already, even if the backing fails. A
+            // flush fails only if the log failed since the last flush.
             Operation::Flush => core.ledger.report(),
             Operation::Discard { offset, len } => core.zero(offset, len, ZeroFlags::DISCARD),
             Operation::WriteZeroes { offset, len, flags } => core.zero(offset, len, flags),

@@ -176,7 +176,7 @@ fn losses(scanner: &Scanner<'_>, headers: &[Header]) -> Vec<DeviceLoss> {
 /// Returns whether the log has records to destage to the backing that `binding` identifies.
 ///
 /// # Errors
-/// The log cannot be read.
+/// Fails if the log cannot be read.
 pub fn has_records_of(pool: &LogPool, binding: &Binding) -> Result<bool> {
     let headers: Vec<Header> = Scanner::new(pool, pool.tail()?, pool.limit()?).collect();
     let defined = definitions(pool, &headers)?;

@@ -65,7 +65,7 @@ impl Core {
     /// [`Ring::space_changes`] returned `space`.
     ///
     /// # Errors
-    /// Cleaning has failed since the count was `failures`.
+    /// Fails if cleaning has failed since the count was `failures`.
     fn wait_for_space(&self, space: u32, failures: u64) -> Result<()> {
         if self.ledger.failures() != failures {
             return Err(self.full_and_failing());

@@ -236,7 +236,7 @@ fn errors_of_the_server_have_their_kinds() {
     }
 }
 
-/// A server's failed flush is told to all that were asked for; the next one counts again.
+/// A server's failed flush fails all flushes requested so far; the next one counts again.
 #[test]
 fn a_failed_flush_is_told_to_all_that_wait() {
     let (mut model, mut exchange, ends) = (Model::new(), exchange(ALL), Ends::default());
