@@ -171,7 +171,7 @@ mod tests {
         assert_eq!(endless.of(&write), Duration::from_nanos(u64::MAX));
     }
 
-    /// Only the lower bound is a promise, so only that is tested: parked, then spun.
+    /// Only the lower bound is promised, so only that is tested: parked, then spinning.
     #[test]
     fn a_request_takes_at_least_its_delay() {
         for flush_ns in [5_000, 2_000_000] {
@@ -190,8 +190,8 @@ mod tests {
         })
     }
 
-    /// 256 requests of half a second each are in flight together: by a thread a request, or by
-    /// sixteen, they would not be. One thread completes all of them, in their order.
+    /// 256 requests of half a second each are in flight together, which a thread for each request,
+    /// or sixteen threads, could not do. One thread completes all, in their order.
     #[test]
     fn many_requests_wait_together_and_one_thread_completes_them() {
         let delays = Delays { flush_ns: 500_000_000, ..Delays::default() };

@@ -350,8 +350,7 @@ mod tests {
         assert_eq!(block(&gate), 2);
     }
 
-    /// Whenever changes are held back, pairs of blocks that are written one after the other are
-    /// found as one thread at most can have left them, and do not change.
+    /// While changes are held back, the content does not change, though four threads write.
     #[test]
     fn what_is_held_stands_still() {
         let gate = gate();
@@ -399,7 +398,7 @@ mod tests {
         all
     }
 
-    /// A number below `limit`, the next one of `seed`.
+    /// Returns a number below `limit`, the next one of `seed`.
     fn random(seed: &mut u64, limit: u64) -> u64 {
         *seed =
             seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
@@ -453,8 +452,8 @@ mod tests {
         }
     }
 
-    /// Copies are what the device held while changes were held back, though changes of all kinds go
-    /// on, and several moments are kept at once. A copy that ends early stops no change.
+    /// Copies have the content at the time when changes were held back, though changes of all kinds
+    /// go on and several moments are kept at once. A copy that ends early stops no change.
     #[test]
     fn a_moment_is_copied_as_it_was_while_changes_go_on() {
         use super::super::moment::Claim;
@@ -504,7 +503,7 @@ mod tests {
         assert_eq!(gate.word.load(Ordering::SeqCst), 0);
     }
 
-    /// Nobody copies: the wait is seen, and ends with the moment.
+    /// Without a copying thread, the wait is seen, and ends with the moment.
     #[test]
     fn a_change_that_waits_for_a_copy_is_seen_and_released() {
         let gate = gate();

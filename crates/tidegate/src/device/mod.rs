@@ -270,7 +270,8 @@ mod whole_blocks {
     use super::*;
 
     proptest! {
-        /// Against a list of the state of each unit: a block is what all of its units are.
+        /// Compares with a list of the states of units: a block has a state if all its units have
+        /// it.
         #[test]
         fn extents_in_whole_blocks_say_of_a_block_what_holds_for_all_of_it(
             runs in prop::collection::vec((1_u64..20, any::<bool>(), any::<bool>()), 0..40),

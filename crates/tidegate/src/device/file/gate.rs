@@ -161,8 +161,7 @@ mod tests {
         assert_eq!(gate.pass(|| Ok(())), Err(Failure::Earlier(Errno::NOSPC)));
     }
 
-    /// Every thread writes (a counter), flushes, and must find its write among those that a flush
-    /// saw.
+    /// Every thread writes (a counter) and flushes. Its write must then be covered by a flush.
     #[test]
     fn a_flush_covers_what_was_written_before_it() {
         let gate = FlushGate::default();
@@ -188,8 +187,7 @@ mod tests {
         assert!(flushes.into_inner() <= 2000);
     }
 
-    /// A caller that comes while flush 5 runs needs flush 6: 5 may have passed over its write
-    /// already.
+    /// A caller that comes while flush 5 runs needs flush 6: flush 5 may have missed its write.
     #[test]
     fn a_running_flush_does_not_answer_a_later_call() {
         let state = |started, running| State { started, running, failure: None };

@@ -228,7 +228,7 @@ fn errno_of(error: &std::io::Error) -> Errno {
 }
 
 impl Backing {
-    /// Returns the open file; after a failure it is reopened first where due.
+    /// Returns the open file. After a failure, reopens it first if an attempt is due.
     fn file(&self) -> Arc<File> {
         self.reopen_where_due();
         Arc::clone(&self.file.read())

@@ -1,4 +1,4 @@
-//! Files as devices: what both transfers promise, and what only a file can do wrong.
+//! Tests of files as devices: the promises of both transfers, and the failures of files.
 
 use std::sync::mpsc::{Receiver, channel};
 
@@ -151,8 +151,7 @@ fn an_existing_file_is_not_created_again() {
     assert_eq!(std::fs::read(&path).unwrap(), b"precious");
 }
 
-/// A device over a file that the kernel never lets be written: `/dev/full` answers every write with
-/// ENOSPC.
+/// A device over a file that cannot be written: `/dev/full` answers every write with ENOSPC.
 fn full(direct: bool) -> FileDevice {
     let file = std::fs::OpenOptions::new().read(true).write(true).open("/dev/full").unwrap();
     let geometry = Geometry::in_memory(4096, 1024).unwrap();
@@ -189,7 +188,7 @@ fn a_failed_flush_is_never_forgotten() {
     }
 }
 
-/// Starts `operation` on `device`; its result comes through the receiver.
+/// Starts `operation` on `device`; the receiver gets the result.
 fn start(device: &Arc<FileDevice>, operation: OwnedOperation) -> Receiver<Result<()>> {
     let (told, result) = channel();
     let completion = move |_, result| told.send(result).unwrap();
@@ -220,7 +219,7 @@ fn what_was_started_completes_though_the_device_is_dropped() {
     }
 }
 
-/// A completion that lets the last reference go drops the device on the thread that ran it.
+/// A completion that drops the last reference drops the device on the thread that ran it.
 #[test]
 fn the_last_completion_may_drop_the_device() {
     let dir = tempfile::tempdir().unwrap();
@@ -256,7 +255,7 @@ fn a_failing_disk_fails_each_started_request_and_later_flushes() {
     }
 }
 
-/// A device that opens its file again, and has met a failure.
+/// Makes a device that opens its file again, and has met a failure.
 fn failed_once(path: &Path, options: &FileOptions) -> FileDevice {
     let options = FileOptions { reopens: true, ..options.clone() };
     let device = FileDevice::open(path, &options).unwrap();
@@ -273,7 +272,7 @@ fn a_failure_is_told_and_the_file_is_opened_again() {
         let path = dir.path().join("file");
         let device = failed_once(&path, &sized(transfer, 4096, 1 << 20));
         device.flush().unwrap();
-        // Nothing of this handle can be written.
+        // This handle cannot be written.
         *device.backing.file.write() = Arc::new(File::open(&path).unwrap());
         device.write(0, &[7; 4096], WriteFlags::default()).unwrap_err();
         device.write(0, &[7; 4096], WriteFlags { fua: true }).unwrap();

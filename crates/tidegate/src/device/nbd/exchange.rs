@@ -161,7 +161,7 @@ impl Exchange {
         self.jobs.insert(id, job);
     }
 
-    /// Fails the flushes that must fail, connected or not.
+    /// Fails the [doomed](Flushes::doomed) flushes, connected or not.
     pub(super) fn fail_doomed(&mut self) {
         for job in self.flushes.doomed() {
             let error = self.lost();

@@ -1,4 +1,4 @@
-//! The device over servers of a few lines, which answer what a test wants them to.
+//! Tests of the device over servers of a few lines, which answer as each test needs.
 
 #![expect(clippy::disallowed_methods, reason = "time limits are looked at with a clock")]
 
@@ -22,11 +22,10 @@ fn options(socket: &Path, timeout_ms: u64) -> NbdOptions {
     }
 }
 
-/// What a server does with a connection.
+/// A server's handling of a connection.
 type Handler = fn(&mut UnixStream);
 
-/// A server whose connections, one after the other, get what the functions do with them; then it
-/// listens no more. Returns when they are through.
+/// Starts a server that hands its connections, one after the other, to `handlers`, and then ends.
 fn serve(handlers: Vec<Handler>) -> (tempfile::TempDir, PathBuf, JoinHandle<()>) {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("s");
@@ -41,7 +40,7 @@ fn serve(handlers: Vec<Handler>) -> (tempfile::TempDir, PathBuf, JoinHandle<()>)
     (dir, path, thread)
 }
 
-/// The end of the handshake, for an export of `size_bytes`.
+/// Returns the end of the handshake for an export of `size_bytes`.
 fn answers(size_bytes: u64) -> Vec<u8> {
     let mut told = protocol::be16(protocol::info::EXPORT).to_vec();
     told.extend(protocol::be64(size_bytes));
@@ -58,7 +57,7 @@ fn answer(kind: u32, data: &[u8]) -> Vec<u8> {
     bytes
 }
 
-/// Greets the client and reads what it asks for.
+/// Greets the client and reads its option.
 fn greet(stream: &mut UnixStream) {
     stream.write_all(b"NBDMAGICIHAVEOPT\0\x03").unwrap();
     let mut asked = [0; 4 + 16 + 4 + 1 + 2 + 6];
@@ -98,7 +97,7 @@ fn open_and_answer(stream: &mut UnixStream) {
     }
 }
 
-/// What the error and its causes say.
+/// Returns the message of the error and its causes.
 fn refusal(handler: Handler) -> String {
     let (_dir, path, server) = serve(vec![handler]);
     let error = NbdDevice::open(&options(&path, 1000)).map(|_| ()).unwrap_err();
@@ -174,7 +173,7 @@ fn a_silent_server_fails_requests_at_their_time() {
     assert!(error.to_string().contains("cannot connect"), "the server is gone: {error}");
 }
 
-/// The server of the first connection dies silent, a faulty and a smaller one take its place.
+/// The server of the first connection dies silently; a smaller and a faulty one replace it.
 #[test]
 fn requests_in_flight_find_the_next_server_that_is_right() {
     let smaller = |it: &mut UnixStream| {

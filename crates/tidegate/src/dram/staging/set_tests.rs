@@ -16,7 +16,7 @@ const SLOTS: u32 = 8;
 const LBAS: u64 = 24;
 const RUN_BLOCKS: u64 = 4;
 
-/// What happens next; numbers choose among what is possible.
+/// The next event; numbers choose among the possible ones.
 #[derive(Debug, Clone)]
 enum Event {
     BeginWrite(u64),
@@ -24,7 +24,7 @@ enum Event {
     Read(u64),
     Background,
     EndWriteBack(usize, bool),
-    /// With write-backs that fail or not.
+    /// With failing or successful write-backs.
     Flush(bool),
     Zero(u64),
 }
@@ -53,9 +53,9 @@ struct World<R> {
     writing: Vec<(u32, u64, u64, bool)>,
     version: u64,
     epoch: u64,
-    /// A worker is at work: it will ask again.
+    /// A worker is at work and will ask again.
     is_called: bool,
-    /// A flush is at work: it goes on when what it waits for is done.
+    /// A flush is at work, and continues when the steps that it waits for are done.
     is_flushing: bool,
 }
 
@@ -176,7 +176,7 @@ impl<R: Replacement> World<R> {
         self.set.written_back(slot, ok, free);
     }
 
-    /// A flush under load: before each of its steps another write begins and one ends.
+    /// Runs a flush under load: before each of its steps another write begins and one ends.
     fn flush(&mut self, ok: bool) {
         let upto = self.epoch;
         self.epoch += 1;
@@ -243,7 +243,7 @@ impl<R: Replacement> World<R> {
         self.set.open(&lbas);
     }
 
-    /// What is not below is in a slot.
+    /// Data that is not below is in a slot.
     fn nothing_is_lost(&self, lba: u64) {
         let newest = self.acknowledged.get(&lba).copied().unwrap_or(0);
         let is_cached = !self.set.cached_in(&(lba..lba + 1)).is_empty();
@@ -310,7 +310,7 @@ fn filled<R: Replacement>(slots: u32) -> Set<R> {
     set
 }
 
-/// The lba that is evicted next, its write-back ended well.
+/// Evicts the next lba successfully, and returns it.
 fn evict<R: Replacement>(set: &mut Set<R>) -> u64 {
     let mut run = Vec::new();
     let Victim::Of(slot) = set.take_victim(&mut run) else { panic!("no victim") };
@@ -320,7 +320,7 @@ fn evict<R: Replacement>(set: &mut Set<R>) -> u64 {
     lba
 }
 
-/// The write-back of `run` ends well.
+/// Ends the write-back of `run` successfully.
 fn end_well<R: Replacement>(set: &mut Set<R>, run: &[u32]) {
     for &slot in run {
         set.written_back(slot, true, false);

@@ -1,5 +1,4 @@
-//! Tests of the threaded runtime that are about staging alone; `dram::suite` holds those of every
-//! policy.
+//! Tests of the threaded runtime for staging only; `dram::suite` has the tests of all policies.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -27,7 +26,7 @@ fn staging<R: Replacement>(policy: Policy, device: &Arc<TestDevice>) -> Staging<
     Staging::open(policy, SLOTS * BLOCK_BYTES as u64, device.clone()).unwrap()
 }
 
-/// The lbas of the test device that fall into set `number`.
+/// Returns the lbas of the test device in set `number`.
 fn lbas_of<R: Replacement>(tier: &Staging<R>, number: usize) -> Vec<u64> {
     (0..BLOCKS).filter(|&lba| tier.core.set_of(lba) == number).collect()
 }
@@ -156,8 +155,7 @@ fn coactive_cleans_cold_blocks_when_the_device_is_idle() {
     assert_eq!((device.durable(5), device.writes()), (1, 2));
 }
 
-/// A read that is under way, or has ended since the last look, keeps the device below from being
-/// idle.
+/// A read in flight, or ended since the last look, keeps the device below from being idle.
 #[test]
 fn started_reads_are_activity_until_they_end() {
     let memory = MemoryDevice::new(512, BLOCKS).unwrap();
@@ -231,7 +229,7 @@ fn a_failed_eviction_is_reported_by_the_next_flush_though_a_retry_succeeds() {
     for policy in POLICIES {
         let device = TestDevice::new(1);
         let tier = tier_of(policy)(device.clone());
-        // No worker that could be at block 0 just now.
+        // Without workers, so that none is at block 0 now.
         tier.drain().unwrap();
         device.fail([0]);
         (0..BLOCKS).for_each(|lba| write(&*tier, lba, 1, false).unwrap());
@@ -311,7 +309,7 @@ fn zeroes_forget_copies_and_keep_what_could_not_be_written_back() {
     for policy in POLICIES {
         let device = TestDevice::new(1);
         let tier = tier_of(policy)(device.clone());
-        // No worker that writes block 6 before it can fail.
+        // Without workers, so that none writes block 6 before the write can fail.
         tier.drain().unwrap();
         (3..7).for_each(|lba| write(&*tier, lba, 1, false).unwrap());
         let bytes = BLOCK_BYTES as u64;
@@ -329,7 +327,8 @@ fn zeroes_forget_copies_and_keep_what_could_not_be_written_back() {
     }
 }
 
-/// Writes and zeroes of the same blocks by several threads: what the cache holds is what is below.
+/// Writes and zeroes the same blocks by several threads: afterwards the cache equals the device
+/// below.
 #[test]
 fn copies_agree_with_the_device_after_writes_and_zeroes_of_the_same_blocks() {
     const ROUNDS: u64 = 1500;

@@ -1,5 +1,4 @@
-//! Tests of the threaded runtime that are about transit alone; `dram::suite` holds those of every
-//! policy.
+//! Tests of the threaded runtime for transit only; `dram::suite` has the tests of all policies.
 
 use std::sync::Arc;
 
@@ -74,8 +73,8 @@ fn a_write_beside_an_eviction_does_not_wait_for_it() {
     assert_eq!(device.durable(5), 2);
 }
 
-/// P3: were the later write cached meanwhile, it could go below before the one that is under way,
-/// and a read that follows both would see first the later and then the earlier one.
+/// P3: if the later write were cached meanwhile, it could go below before the one in flight, and a
+/// read after both would see first the later and then the earlier data.
 #[test]
 fn p3_a_write_waits_for_a_bypass_of_its_block() {
     let device = TestDevice::new(1);
@@ -211,7 +210,7 @@ fn evictors_turn_idle_and_the_next_write_wakes_one() {
     }
 }
 
-/// Has writes measured to take so long, and one of them adapt the write mode.
+/// Makes writes measured to take this long, and one of them adapt the write mode.
 fn adapt_to(tier: &Transit, cached_ns: u64, bypass_ns: u64) {
     let now_ns = now_ns();
     (0..500).for_each(|_| tier.core.costs.sample_cached(cached_ns, now_ns));
@@ -239,8 +238,8 @@ fn before_a_device_as_fast_as_the_cache_writes_bypass_it_but_for_hits() {
     assert_eq!((device.durable(1), tier.summary().dirty_slots), (4, 0));
 }
 
-/// P3: were a later write of its block cached meanwhile, it could go below before the one that is
-/// under way.
+/// P3: if a later write of its block were cached meanwhile, it could go below before the one in
+/// flight.
 #[test]
 fn p3_nothing_is_cached_while_a_write_bypasses_without_a_lock() {
     let device = TestDevice::new(1);

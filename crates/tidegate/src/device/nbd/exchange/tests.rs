@@ -1,4 +1,4 @@
-//! The exchange over a server that is a model: memory, and what of it is durable.
+//! Tests of the exchange over a modelled server: its memory, and the durable part.
 
 #![expect(clippy::disallowed_methods, reason = "requests have a time limit")]
 #![expect(clippy::big_endian_bytes, reason = "NBD numbers are big-endian on the wire")]
@@ -24,7 +24,7 @@ fn exchange(flags: u16) -> Exchange {
     Exchange::new("nbd:", Rules::of(export).unwrap())
 }
 
-/// The requests that a test started, and how they ended.
+/// The requests that a test started, and their results.
 #[derive(Clone, Default)]
 struct Ends(Arc<Mutex<BTreeMap<u64, Result<()>>>>);
 
@@ -44,7 +44,7 @@ impl Ends {
         to.add(Started { request, deadline, moment });
     }
 
-    /// How request `tag` ended; none while it has not.
+    /// Returns the result of request `tag`; `None` until it ends.
     fn result(&self, tag: u64) -> Option<std::result::Result<(), String>> {
         let ends = self.0.lock();
         let result = ends.get(&tag)?;
@@ -62,7 +62,7 @@ fn write(offset: u64, byte: u8, len: usize, fua: bool) -> OwnedOperation {
     OwnedOperation::Write { offset, buffer, flags: WriteFlags { fua } }
 }
 
-/// A server: what it has taken, and what of that is durable.
+/// A server: the writes that it has taken, and those that are durable.
 struct Model {
     memory: Vec<u8>,
     durable: Vec<u8>,
@@ -75,7 +75,7 @@ impl Model {
         Self { memory, durable, requests: Vec::new() }
     }
 
-    /// Takes in all that `exchange` sends, and returns the replies.
+    /// Takes in everything that `exchange` sends, and returns the replies.
     fn serve(&mut self, exchange: &mut Exchange) -> Vec<Vec<u8>> {
         let mut bytes = Vec::new();
         exchange.prepare();
@@ -84,7 +84,7 @@ impl Model {
             if sent.is_empty() {
                 break;
             }
-            // Not all at once: a socket takes what it can.
+            // Only a part, as a socket may take.
             let taken = sent.len().min(10_000);
             bytes.extend_from_slice(&sent[..taken]);
             exchange.sent(taken);
@@ -120,7 +120,7 @@ impl Model {
         reply
     }
 
-    /// Loses what is not durable.
+    /// Loses the writes that are not durable.
     fn die(&mut self) {
         self.memory.clone_from(&self.durable);
     }
@@ -268,7 +268,7 @@ fn replies_that_answer_nothing_are_faults() {
         answer_all(&mut model, &mut exchange);
         assert!(ends.is_ok(1));
     }
-    // Not sent whole.
+    // Sent only in part.
     let (mut exchange, ends) = (exchange(ALL), Ends::default());
     ends.start(&mut exchange, 1, write(0, 7, 4096, false));
     exchange.prepare();
@@ -315,7 +315,7 @@ fn a_flush_that_is_never_answered_fails_and_the_loss_is_told_with_it() {
     assert!(ends.is_ok(3));
 }
 
-/// What a test does next with one of eight blocks.
+/// The next step of a test with one of eight blocks.
 #[derive(Debug, Clone)]
 enum Act {
     Write {
@@ -334,7 +334,7 @@ enum Act {
         share: usize,
         part: usize,
     },
-    /// The connection ends; with it the server, or not.
+    /// The connection ends, and the server may end too.
     Lose {
         dies: bool,
     },
@@ -361,7 +361,7 @@ struct Play {
     /// Requests so far: tag, first block, blocks, and for writes the byte.
     started: Vec<(u64, u64, usize, Option<u8>)>,
     flushes: Vec<u64>,
-    /// In which step a request was seen to be complete.
+    /// The step at which each request was found complete.
     seen: BTreeMap<u64, u64>,
 }
 
@@ -372,7 +372,7 @@ impl Play {
         Self { model, exchange, ends, replies, started, flushes, seen }
     }
 
-    /// Requests that overlap are not in flight together: their order would be open.
+    /// Overlapping requests are not in flight together, because their order would be undefined.
     fn is_free(&self, block: u64, blocks: usize) -> bool {
         let overlaps = |first: u64, count: usize| {
             first < block + blocks as u64 && block < first + count as u64
@@ -439,9 +439,9 @@ impl Play {
 }
 
 proptest! {
-    /// Whatever is lost when: each request completes, and after a flush that succeeds, the last
-    /// write of each block is durable, unless a flush that was asked for after that write was
-    /// acknowledged has failed.
+    /// Checks for any losses: each request completes, and after a successful flush the last write
+    /// of each block is durable, unless a flush requested after that write's acknowledgement has
+    /// failed.
     #[test]
     fn flushes_keep_their_word_over_lost_connections(
         acts in prop::collection::vec(act(), 1..60),
