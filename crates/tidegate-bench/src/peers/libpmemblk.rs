@@ -125,9 +125,8 @@ impl PmemBlk {
     /// Creates a pool at `path` in a file of `size_bytes`, with blocks of `block_bytes`.
     ///
     /// # Errors
-    /// Fails as [`BenchError::Missing`] without the library, as [`BenchError::Usage`] if
-    /// [`prepare_process`] was not called, and as [`BenchError::Program`] with the library's own
-    /// message.
+    /// Fails as [`BenchError::Missing`] without the library, as [`BenchError::Usage`] without a
+    /// call of [`prepare_process`], and as [`BenchError::Program`] with the library's message.
     pub fn create(path: &Path, size_bytes: u64, block_bytes: u32) -> Result<Self> {
         if !forced() {
             let message = format!("set {FORCE}=1 before the start: libpmem would use msync");
@@ -180,23 +179,22 @@ impl BlockDevice for PmemBlk {
             Operation::Read { offset, ref mut buf } => {
                 self.each_block(offset, buf.len(), |number, at| {
                     let to = buf[at..][..self.block_bytes as usize].as_mut_ptr();
-                    // SAFETY: the pool is live (invariant 1), `to` has space for one block, and
-                    // `number` is below `pmemblk_nblock` (invariant 2).
+                    // SAFETY: the pool is live (invariant 1), `to` has one block, `number` is in
+                    // range (invariant 2).
                     unsafe { (self.api.read)(self.pool.as_ptr(), to.cast(), number) }
                 })
             }
             Operation::Write { offset, data, .. } => {
                 self.each_block(offset, data.len(), |number, at| {
                     let from = data[at..][..self.block_bytes as usize].as_ptr();
-                    // SAFETY: the pool is live (invariant 1), the library only reads one block from
-                    // `from`, and `number` is below `pmemblk_nblock` (invariant 2).
+                    // SAFETY: the pool is live (invariant 1), `from` has one block, which is only
+                    // read, and `number` is in range (invariant 2).
                     unsafe { (self.api.write)(self.pool.as_ptr(), from.cast(), number) }
                 })
             }
             Operation::Discard { offset, len } | Operation::WriteZeroes { offset, len, .. } => {
                 self.each_block(offset, usize::try_from(len).unwrap_or(usize::MAX), |number, _| {
-                    // SAFETY: the pool is live (invariant 1), and `number` is below
-                    // `pmemblk_nblock` (invariant 2).
+                    // SAFETY: the pool is live (invariant 1), `number` is in range (invariant 2).
                     unsafe { (self.api.set_zero)(self.pool.as_ptr(), number) }
                 })
             }

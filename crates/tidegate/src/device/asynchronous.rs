@@ -88,8 +88,7 @@ impl OwnedOperation {
         }
     }
 
-    /// Copies the result of a read or a status query to `operation`, which this operation is
-    /// [like](Self::like).
+    /// Copies the result of a read or a query to `operation`, which this is [like](Self::like).
     pub(super) fn give_back(self, operation: &mut Operation<'_>) {
         match (operation, self) {
             (Operation::Read { buf, .. }, Self::Read { buffer, .. }) => {
@@ -171,8 +170,7 @@ impl AsyncRequest {
         self.finish(result);
     }
 
-    /// Runs the request to its end on `device`, on this thread. A panic of the device becomes an
-    /// error.
+    /// Runs the request to its end on `device`, on this thread. If the device panics, it fails.
     pub fn run_on<D: BlockDevice + ?Sized>(self, device: &D) {
         self.run_by(|operation| device.run(operation));
     }

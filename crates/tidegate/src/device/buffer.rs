@@ -28,8 +28,7 @@ impl IoBuffer {
     /// Makes a buffer of `len` zero bytes. Its pages become resident as bytes are stored in them.
     ///
     /// # Panics
-    /// Panics if the system does not have the memory: lengths from outside need
-    /// [`try_new`](Self::try_new).
+    /// Panics without enough memory: lengths from outside need [`try_new`](Self::try_new).
     pub fn new(len: usize) -> Self {
         Self::try_new(len).unwrap_or_else(|| panic!("{len} bytes of memory cannot be had"))
     }

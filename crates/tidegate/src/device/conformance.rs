@@ -124,8 +124,7 @@ impl BlockDevice for Started {
     }
 }
 
-/// Checks that many writes in flight, then flushes and many reads, complete once each and with
-/// their data.
+/// Checks many concurrent writes, flushes and reads: each completes once, with its data.
 fn started_together(device: &Arc<dyn BlockDevice>, promises: Promises) {
     let block = u64::from(device.geometry().block_bytes);
     let run = |operations: Vec<OwnedOperation>| -> Vec<OwnedOperation> {

@@ -6,8 +6,7 @@
 //! 2. While a [`Moment`] is kept, no change of a unit that it has not saved is at the device below.
 //! 3. A change held back runs when the last [`Held`] is dropped and its units are saved or their
 //!    moments have ended. No change is lost or refused.
-//! 4. Changes on different shards share no written cache line unless changes are held back; they
-//!    all read the word.
+//! 4. Changes on different shards write no common cache line unless changes are held back.
 //!
 //! A change enters by adding itself to its shard and then reading the word; a holder sets the word
 //! and then waits for every shard to be empty. At least one of the two sees the other. A moment is
@@ -141,8 +140,7 @@ impl Gate {
     fn leave(&self, shard: usize) {
         self.changes[shard].fetch_sub(1, Ordering::SeqCst);
         if self.word.load(Ordering::SeqCst) & CLOSED != 0 {
-            // Once the lock was free, a holder either waits already or has not yet looked at the
-            // shards.
+            // Once the lock was free, a holder waits already or has not yet looked at the shards.
             drop(self.waiting.lock());
             self.changed.notify_all();
         }
@@ -213,8 +211,7 @@ impl Drop for Held {
     }
 }
 
-/// Returns the bytes that `operation` changes, an empty range for a flush, and `None` if it changes
-/// nothing.
+/// Returns the bytes that `operation` changes, none for a flush; `None` if it changes nothing.
 fn change_of(operation: &Operation<'_>) -> Option<Range<u64>> {
     match Op::of(operation) {
         Op::Read | Op::Status => None,

@@ -130,8 +130,7 @@ impl Geometry {
     /// Checks the range of a request that changes blocks.
     ///
     /// # Errors
-    /// Fails as [`check`](Self::check) does, and as [`DeviceErrorKind::ReadOnly`] if the device is
-    /// read-only.
+    /// Fails as [`check`](Self::check) does, or as [`DeviceErrorKind::ReadOnly`].
     pub fn check_write(&self, offset: u64, len: u64) -> Result<()> {
         if self.read_only {
             return Err(DeviceError::read_only(offset, len));
@@ -270,8 +269,7 @@ mod whole_blocks {
     use super::*;
 
     proptest! {
-        /// Compares with a list of the states of units: a block has a state if all its units have
-        /// it.
+        /// Compares with the states of all units: a block has a state if all its units have it.
         #[test]
         fn extents_in_whole_blocks_say_of_a_block_what_holds_for_all_of_it(
             runs in prop::collection::vec((1_u64..20, any::<bool>(), any::<bool>()), 0..40),

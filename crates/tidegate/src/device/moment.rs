@@ -94,8 +94,7 @@ impl Moment {
         Self { size_bytes, state: Mutex::new(state), changed: Condvar::new() }
     }
 
-    /// Claims a range of at most `most_bytes` bytes. Returns `None` if all units are claimed, or
-    /// the copy has ended.
+    /// Claims at most `most_bytes` bytes. Returns `None` if all are claimed or the copy has ended.
     pub fn claim(&self, which: Claim, most_bytes: u64) -> Option<Range<u64>> {
         let (units, most) =
             (self.size_bytes.div_ceil(UNIT_BYTES), (most_bytes / UNIT_BYTES).max(1));

@@ -35,8 +35,7 @@ static POOL: Pool = Pool {
     work: Condvar::new(),
 };
 
-/// Runs `job` on a thread of the pool; on the calling thread if the system refuses the first
-/// thread.
+/// Runs `job` on a thread of the pool, or on this one if the system refuses the first thread.
 pub(super) fn run(job: impl FnOnce() + Send + 'static) {
     let mut state = POOL.state.lock();
     state.queue.push_back(Box::new(job));
@@ -62,8 +61,7 @@ fn work() {
 }
 
 impl Pool {
-    /// Waits for the next job. Returns `None` if the calling thread has to end; the pool no longer
-    /// counts it then.
+    /// Waits for the next job. Returns `None` if the thread, no longer counted, has to end.
     fn next(&self) -> Option<Job> {
         let mut state = self.state.lock();
         loop {
@@ -111,8 +109,7 @@ mod tests {
         assert!(threads.iter().collect::<HashSet<_>>().len() <= THREADS_MAX);
     }
 
-    /// Checks that jobs run side by side: jobs that wait for each other would never end on fewer
-    /// threads.
+    /// Checks that jobs run side by side: these jobs wait for each other.
     #[test]
     fn jobs_run_side_by_side() {
         let (barrier, (ended, ends)) = (Arc::new(Barrier::new(4)), channel());

@@ -3,8 +3,7 @@
 //! Invariants:
 //! 1. The thread starts with the first request and ends with the timer.
 //! 2. Requests complete in the order of their times; requests of equal time, in order of arrival.
-//! 3. When the timer is dropped, its requests complete at once, because their times may be years
-//!    away.
+//! 3. When the timer is dropped, its requests complete at once: their times may be years away.
 
 #![expect(
     clippy::disallowed_methods,

@@ -1,5 +1,4 @@
-//! The list of waits: the requests and background threads of this process that wait, and since
-//! when.
+//! The list of waits: requests and background threads of this process that wait, and since when.
 //!
 //! A thread that may wait long for something slower than memory, and a request that waits without a
 //! thread, enters the list. A server reads the list and reports waits that take too long.

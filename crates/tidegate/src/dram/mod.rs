@@ -4,8 +4,8 @@
 //! 1. A read returns the last acknowledged write, from the cache or from below.
 //! 2. A block reaches the device below whole, by one write, so blocks stay as atomic as the device
 //!    makes them.
-//! 3. Two versions of a block are never written to the device below at the same time, and the newer
-//!    one is written last.
+//! 3. Two versions of a block are never written below at the same time, and the newer one goes
+//!    last.
 //! 4. After an acknowledged flush, every write acknowledged before it began is durable. A flush
 //!    waits for no write that began after it.
 //! 5. A failed write-back loses nothing: the block stays dirty and readable, the next flush or FUA

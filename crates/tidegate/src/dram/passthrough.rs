@@ -52,8 +52,7 @@ impl Tier for Passthrough {
         self.below.flush()
     }
 
-    /// Does nothing, as this tier holds no data. A flush would commit data that the tier below has
-    /// not committed.
+    /// Does nothing: a flush would commit data that the tier below has not committed.
     fn destage(&self) -> Result<u64> {
         Ok(0)
     }

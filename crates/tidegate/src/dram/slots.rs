@@ -4,9 +4,8 @@
 //! the core that wrote it back last, and moving 64 lines from there costs more than the copy. A
 //! write-back writes directly from its slot.
 //!
-//! A policy's own state decides which slot holds which block; the lock here only protects the bytes
-//! of a slot from being read while they change. Lock order: a policy's own locks first, a slot's
-//! last.
+//! A policy decides by its own state which slot holds which block; the lock here only prevents
+//! reads of a slot while its bytes change. Lock order: a policy's own locks first, a slot's last.
 
 use crate::device::{DeviceError, DeviceErrorKind, Result};
 use crate::pmem::{self, Buffers, PmemError, ReadBuffer};

@@ -39,8 +39,7 @@ pub enum Policy {
     Pmbd70,
     /// Staging that evicts the least recently used block when full.
     Lru,
-    /// Co-Active: a Bloom filter separates hot and cold blocks; proactive eviction while the device
-    /// is idle.
+    /// Co-Active: hot and cold by Bloom filter, proactive eviction while the device is idle.
     Coactive,
 }
 

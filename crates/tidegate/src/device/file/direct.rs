@@ -62,8 +62,7 @@ impl Direct {
         request[0].take_result().expect("a transfer stores a result")
     }
 
-    /// Runs a batch: consecutive reads and writes as one transfer, every other request alone and in
-    /// order.
+    /// Runs a batch: consecutive reads and writes as one transfer, other requests alone, in order.
     pub(super) fn submit(&self, device: &FileDevice, batch: &mut [Request<'_>]) {
         let is_ours = |request: &Request<'_>| is_transfer(&request.operation);
         for run in batch.chunk_by_mut(|one, other| is_ours(one) && is_ours(other)) {
@@ -148,8 +147,7 @@ fn job_of<'a>(operation: &'a mut Operation<'_>, bounce: Option<&'a mut IoBuffer>
     }
 }
 
-/// Copies the data of a successful read out of its bounce buffer, or returns the error of the
-/// transfer.
+/// Ends a transfer: copies a read's data out of its bounce buffer, or makes the error.
 fn finish(
     backing: &Backing,
     request: &mut Request<'_>,

@@ -135,8 +135,7 @@ impl Runner {
         }
     }
 
-    /// Flushes the file for `request`. The flush is a request of its own, because `request` may be
-    /// a forced write.
+    /// Flushes the file for `request`, which may be a forced write, by a request of its own.
     fn make_flush(&mut self, request: AsyncRequest) {
         let context = request.context();
         let completion = move |_, result| request.complete(result);
@@ -144,8 +143,7 @@ impl Runner {
         self.flights.add(sync, Force::No);
     }
 
-    /// Completes `request` after its transfer; a forced write through the page cache queues for a
-    /// flush.
+    /// Ends the transfer of `request`. A forced write through the page cache still needs a flush.
     fn finish(&mut self, mut request: AsyncRequest, end: Result<(), Stop>) {
         let (offset, len) = request.operation().range();
         let (what, fua) = match request.operation() {
@@ -173,8 +171,7 @@ impl Runner {
         request.complete(passed.map_err(|failure| self.backing.flush_failed(failure)));
     }
 
-    /// Fails all requests after a failure of the ring, except those that the kernel still holds:
-    /// [`Flights`] leaks them.
+    /// Fails all requests, as the ring failed. [`Flights`] leaks those that the kernel still holds.
     fn give_up(mut self, errno: Errno) {
         // New requests run on the pool of threads.
         let new = self.inbox.close();

@@ -1,5 +1,4 @@
-//! The flush gate: concurrent callers share flushes, and a failure stays until the file is
-//! reopened.
+//! The flush gate: concurrent callers share flushes, and failures stay until the file is reopened.
 //!
 //! `fdatasync` alone is not enough: the kernel reports a write-back error once per open file. With
 //! two calls at once, one thread gets the error and the other may get success for the very bytes
@@ -131,7 +130,7 @@ impl FlushGate {
         self.state.lock().failure.get_or_insert(errno);
     }
 
-    /// Lets flushes succeed again. The file was opened again, and its users write the lost bytes
+    /// Lets flushes succeed again, after the file was opened again. Its users write lost bytes
     /// again.
     pub(super) fn reopen(&self) {
         self.state.lock().failure = None;

@@ -241,8 +241,7 @@ impl Backing {
         DeviceError::os(format!("{what} of {len} bytes at offset {offset} of {path}"), errno)
     }
 
-    /// Makes the error of a transfer that moved nothing although bytes were left: the file ends
-    /// there.
+    /// Makes the error of a transfer that found the end of the file before all bytes were moved.
     fn ended(&self, what: &str, offset: u64) -> DeviceError {
         let (path, size) = (self.path.display(), self.geometry.size_bytes());
         DeviceError::new(

@@ -51,8 +51,7 @@ pub(super) struct Server {
 }
 
 impl Server {
-    /// Returns after which time TCP gives up a connection: early enough for another connection
-    /// within a request's time.
+    /// Returns TCP's time limit, which leaves time for another connection within a request's time.
     pub(super) fn give_up_after(timeout: Duration) -> Duration {
         timeout / 2
     }

@@ -292,8 +292,7 @@ impl Exchange {
         Ok(())
     }
 
-    /// Copies data of the read `cookie`, which has `len` bytes already. Returns the rest of
-    /// `bytes`.
+    /// Copies data of the read `cookie`, which has `len` bytes already. Returns the other bytes.
     fn data<'a>(
         &mut self,
         cookie: u64,

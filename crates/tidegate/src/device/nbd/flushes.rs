@@ -213,8 +213,7 @@ mod tests {
         assert_eq!(flushes.succeed(), [3]);
     }
 
-    /// A flush's caller will not repeat writes that were acknowledged to other clients after its
-    /// request.
+    /// A caller does not repeat writes that were acknowledged to others after its flush began.
     #[test]
     fn a_flush_tells_only_of_writes_before_it_was_asked_for() {
         let mut flushes = Flushes::default();

@@ -126,8 +126,7 @@ impl Handshake {
     }
 }
 
-/// Returns kind and length of the answer at the front of `input`; `None` if its header is
-/// incomplete.
+/// Returns kind and length of the answer at the front of `input`; `None` while it is incomplete.
 fn answer_header(input: &[u8]) -> Result<Option<(u32, usize)>, NbdError> {
     let mut cursor = Cursor(input);
     let fields = (cursor.u64(), cursor.u32(), cursor.u32(), cursor.u32());

@@ -25,9 +25,8 @@ impl Calls {
 
     /// Queues set `number`, which has work, and wakes a worker.
     ///
-    /// No wake-up is lost. A worker that turns idle reads the queue under its lock: either after
-    /// this push, and sees the number, or before it, and then this call sees that the worker is
-    /// idle.
+    /// No wake-up is lost. A worker that turns idle reads the queue under its lock: after this
+    /// push, and sees the number, or before it, and then this call sees the idle worker.
     pub(super) fn call(&self, number: usize) {
         self.queue.lock().push_back(number);
         self.waker.wake_another();

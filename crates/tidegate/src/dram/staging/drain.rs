@@ -1,5 +1,4 @@
-//! Writes back, and handles requests that wait for that: flushes, FUA, zeroes, discards and the
-//! allocation state.
+//! Writes back, for flushes, FUA, zeroes, discards, queries of the allocation state and full sets.
 
 use std::cell::Cell;
 use std::ops::Range;
@@ -39,8 +38,7 @@ impl Drop for Batch {
 }
 
 impl<R: Replacement> StagingCache<R> {
-    /// Writes the batch back for a request. If `free` is a slot of the batch, the slot is freed
-    /// afterwards.
+    /// Writes the batch back for a request, and then frees slot `free` of the batch, if given.
     ///
     /// # Errors
     /// Fails with the first failure; the ledger gets all failures.

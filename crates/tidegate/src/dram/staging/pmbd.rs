@@ -1,9 +1,8 @@
 //! PMBD (Chen, Mesnier, Hahn, MSST 2014) as the Caiti paper compares it: the cache consists of
 //! several sub-buffers, and a write to a full sub-buffer drains the whole sub-buffer first.
 //!
-//! One writer drains a sub-buffer at a time (PMBD's flush lock); other writers go on as soon as it
-//! has freed enough slots. A block leaves the buffer with its write-back: the buffer is for writes
-//! only.
+//! One writer drains a sub-buffer at a time (PMBD's flush lock); others go on as soon as it has
+//! freed enough slots. A block leaves the buffer with its write-back: the buffer is for writes.
 
 use super::replacement::{Replacement, View};
 

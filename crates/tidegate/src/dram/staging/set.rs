@@ -1,9 +1,8 @@
 //! One set of slots as a state machine: it decides which reads, writes, write-backs and flushes
 //! each block allows.
 //!
-//! The set has no clock, thread, lock or I/O: the runtime calls it under the set's lock and follows
-//! its decisions, and so can a model in virtual time. The [`Replacement`] decides which block goes
-//! when.
+//! The set has no clock, thread, lock or I/O: the runtime, or a model in virtual time, calls it
+//! under the set's lock and follows its decisions. The [`Replacement`] decides which block goes.
 //!
 //! 1. A block is in at most one slot, and all its versions pass through that slot. A write changes
 //!    the block in place, but not during its write-back, so two versions are never written below at
@@ -81,8 +80,7 @@ pub(super) struct Set<R> {
     replacement: R,
 }
 
-/// Makes the view for `$set.replacement`. A macro, because a method would borrow the replacement
-/// too.
+/// Makes the view for `$set.replacement`. A method would borrow the replacement too.
 macro_rules! view {
     ($set:expr) => {
         View {
@@ -118,8 +116,7 @@ impl<R: Replacement> Set<R> {
         self.table.bytes() + self.links.bytes() + self.replacement.bytes()
     }
 
-    /// Returns the number of slots whose data is not below, and how many failed their last
-    /// write-back.
+    /// Counts the slots whose data is not below, and those whose last write-back failed.
     pub(super) fn counts(&self) -> (u32, u32) {
         (self.dirty.len() + self.failed.len() + self.writing.len(), self.failed.len())
     }
@@ -264,8 +261,8 @@ impl<R: Replacement> Set<R> {
         next.is_some()
     }
 
-    /// Marks that a worker leaves the set before [`take_background`](Self::take_background)
-    /// returned false.
+    /// Notes that the worker stops before [`take_background`](Self::take_background) returned
+    /// false.
     pub(super) fn end_background(&mut self) {
         self.replacement.end_background();
     }
@@ -299,8 +296,7 @@ impl<R: Replacement> Set<R> {
         (header.state == State::Dirty && !header.failed).then_some(slot)
     }
 
-    /// Ends the write-back of `slot`, successful if `ok`; `free` if the write-back was to free the
-    /// slot.
+    /// Ends the write-back of `slot`, successful if `ok`, and meant to free the slot if `free`.
     pub(super) fn written_back(&mut self, slot: u32, ok: bool, free: bool) {
         self.writing.remove(&mut self.links, slot);
         let header = self.table.get_mut(slot);

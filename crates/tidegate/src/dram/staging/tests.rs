@@ -327,8 +327,7 @@ fn zeroes_forget_copies_and_keep_what_could_not_be_written_back() {
     }
 }
 
-/// Writes and zeroes the same blocks by several threads: afterwards the cache equals the device
-/// below.
+/// Writes and zeroes the same blocks by several threads: the cache then equals the device below.
 #[test]
 fn copies_agree_with_the_device_after_writes_and_zeroes_of_the_same_blocks() {
     const ROUNDS: u64 = 1500;

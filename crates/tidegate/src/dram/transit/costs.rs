@@ -1,8 +1,7 @@
 //! Measures the costs of writes, to decide whether cache writes are worthwhile.
 //!
-//! The costs are moving medians over sampled operations: an operation whose thread lost its CPU
-//! meanwhile shifts them little, however long it took. Races between updates lose a sample, which
-//! is harmless.
+//! The costs are moving medians over sampled operations: one whose thread lost its CPU shifts them
+//! little, however long it took. Races between updates lose a sample, which is harmless.
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 

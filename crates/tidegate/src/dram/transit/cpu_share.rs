@@ -1,5 +1,4 @@
-//! Measures whether a thread gets a CPU whenever it wants to run, and how long it should rest if
-//! not.
+//! Measures whether a thread gets a CPU whenever it wants to run, and how long it should rest.
 
 use crate::tier::clock::{now_ns, thread_cpu_ns};
 

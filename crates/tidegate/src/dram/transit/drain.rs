@@ -88,8 +88,7 @@ impl Core {
             .fold(Ok(()), Result::and)
     }
 
-    /// Ends the current epoch and returns its number. Every write acknowledged so far has at most
-    /// this number.
+    /// Ends the current epoch. Returns its number, which no write acknowledged so far exceeds.
     pub(super) fn end_epoch(&self) -> u64 {
         self.epoch.fetch_add(1, Ordering::SeqCst)
     }

@@ -1,7 +1,6 @@
 //! The evictors: workers that write back. Load and CPUs determine how many are awake.
 //!
-//! An evictor is idle (no work), awake, or resting (writers or other processes need the CPUs).
-//! Rules:
+//! An evictor is idle (no work), awake, or rests (writers or other processes need the CPUs). Rules:
 //!
 //! - While no block is queued, all evictors are idle, without a timeout: an idle tier costs no CPU.
 //! - A write that finds no evictor awake wakes one. When its work ends, the evictor looks for more
@@ -94,8 +93,7 @@ impl Evictor {
         self.cursor = set + 1;
         // The ledger has the failure.
         self.core.evict_queued(set, u64::MAX, BATCH_BLOCKS, &mut self.scratch);
-        // A writer that lost its CPU to this thread gets it back now, not at the end of a time
-        // slice.
+        // A writer that lost its CPU to this thread gets it back now, not after a time slice.
         yield_now();
         self.adapt()
     }
@@ -133,8 +131,7 @@ impl Evictor {
         Step::rest(pause_ns.min(LOOK_UP_NS))
     }
 
-    /// Returns how long the evictor still has to pause; `None` if not at all, or if no other thread
-    /// gains from the pause.
+    /// Returns how long to pause still; `None` if not at all, or if no other thread gains by that.
     fn pause_left_ns(&mut self) -> Option<u64> {
         let Pause { until_ns, began_ns, alarms } = self.pause.as_ref()?;
         let now_ns = now_ns();

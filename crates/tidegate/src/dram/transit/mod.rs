@@ -88,8 +88,7 @@ pub(super) struct Transit {
 /// The state that requests and evictors share.
 struct Core {
     policy: Policy,
-    /// Whether a scheduler runs the work and changes the write mode; then nothing depends on
-    /// measured time.
+    /// Whether a scheduler runs the work and changes the write mode, instead of measured time.
     is_driven: bool,
     below: Arc<dyn BlockDevice>,
     /// Whether the device below works at the speed of memory, on its caller's CPU.

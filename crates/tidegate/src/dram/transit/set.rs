@@ -10,8 +10,7 @@
 //! 3. A version is in the write-back queue, where alone eviction starts, only while no older one
 //!    exists. So two versions of an lba are never written below at the same time, and the newer one
 //!    is written last.
-//! 4. The newest version of an lba leaves the index only when its write below has returned, or for
-//!    a newer version.
+//! 4. An lba leaves the index only when the write of its newest version below has returned.
 //! 5. The queue is sorted by epoch, so that the versions that a flush covers come first.
 //! 6. While an lba is closed, because a request writes it below around the cache, no write changes
 //!    one of its versions or adds one.
@@ -149,8 +148,7 @@ impl Set {
     }
 
     /// Makes `slot`, just taken from the free set, the newest version of `lba`: Pending, written in
-    /// `epoch`. Call it only after [`WriteStep::Beside`] or [`WriteStep::Absent`] under the same
-    /// lock.
+    /// `epoch`. Call it after [`WriteStep::Beside`] or [`WriteStep::Absent`], under the same lock.
     pub(super) fn admit(&mut self, table: &Table, lba: u64, slot: u32, epoch: u64) {
         let older = table.find(lba);
         table.set_lba(slot, lba);

@@ -40,8 +40,7 @@ impl Core {
             if self.place(&mut operation, lba, block)? == Placed::Cached {
                 continue;
             }
-            // The block is closed: it joins `bypassing`, which opens it again, before anything can
-            // fail.
+            // The block is closed. It joins `bypassing`, which opens it, before anything can fail.
             let begins_anew = bypassing.lbas().end != lba;
             let done = begins_anew
                 .then(|| std::mem::replace(&mut bypassing, Closed::none_from(self, lba)));
@@ -82,8 +81,7 @@ impl Core {
         self.ledger.report()
     }
 
-    /// Runs `below` on `len` bytes at `offset`, piece by piece; each piece is closed and drained
-    /// first.
+    /// Runs `below` on `len` bytes at `offset`, in pieces that are first closed and drained.
     ///
     /// # Errors
     /// Fails if a cached block cannot be written back, or `below` fails.
@@ -232,8 +230,7 @@ impl Core {
     /// evictions.
     ///
     /// # Errors
-    /// Fails if the write-back of every block in the cache has failed, and one tried now fails
-    /// again.
+    /// Fails if every block in the cache has failed its write-back, and one tried now fails again.
     fn wait_for_slot(&self) -> Result<()> {
         let mut error: Option<DeviceError> = None;
         loop {

@@ -96,8 +96,7 @@ impl Core {
         }
     }
 
-    /// Changes the mode by one step: towards bypassing if `bypass` returns true, else towards
-    /// cached.
+    /// Changes the mode by one step: towards bypassing if `bypass` is true, else towards cached.
     pub(super) fn switch_mode(&self, bypass: impl FnOnce(WriteMode) -> bool) {
         let switch = &self.mode_switch;
         let Some(_switching) = switch.switching.try_lock() else { return };

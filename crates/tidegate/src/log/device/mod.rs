@@ -211,8 +211,7 @@ impl Core {
         self.ledger.blocked("the log is full and cannot be written back")
     }
 
-    /// Returns the backing's extents, or the whole range as data if the log has a record of the
-    /// range.
+    /// Returns the backing's extents, or all as data if the log has a record of the range.
     fn status(&self, offset: u64, len: u64, most: usize) -> Result<Vec<Extent>> {
         if self.index.touches(&self.blocks_of(offset, len), self.ring.tail()) {
             return Ok(vec![Extent::data(offset, len)]);

@@ -117,9 +117,9 @@ impl Flights {
                 _ => Memory::Sync,
             };
             let entry = memory.entry(file, transfer).user_data(slot as u64);
-            // SAFETY: the entry points into the heap memory of a request. The request stays in its
-            // slot until the entry's completion is taken out (module invariant), so the memory
-            // outlives the entry.
+            // SAFETY: the entry points into heap memory of a request that stays in its slot until
+            // the entry's completion is taken out (module invariant), so the memory outlives the
+            // entry.
             if unsafe { self.ring.submission().push(&entry) }.is_err() {
                 self.ready.push_front(slot);
                 return;

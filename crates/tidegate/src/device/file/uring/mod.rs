@@ -122,9 +122,8 @@ impl Transfer {
         Self { offset, len, done: 0, blocking: false, end: None }
     }
 
-    /// Takes a completion in. Returns whether the transfer has ended. `O_DIRECT` cannot continue
-    /// inside a unit of `unit` bytes, so a transfer that stopped there continues at the unit's
-    /// start.
+    /// Takes a completion in. Returns whether the transfer has ended. A transfer that stopped
+    /// inside a unit of `unit` bytes continues at the unit's start, as `O_DIRECT` requires.
     fn complete(&mut self, result: i32, unit: usize) -> bool {
         match usize::try_from(result) {
             Ok(moved) => {
@@ -212,8 +211,7 @@ impl Ring {
         }
     }
 
-    /// Waits for the transfers that the kernel holds, without entering the kernel by the ring,
-    /// which failed.
+    /// Waits for the transfers in the kernel without entering it by the ring, which failed.
     fn drain(&mut self, jobs: &mut [Job<'_>], flight: &mut Flight, unit: usize) {
         loop {
             self.reap(jobs, flight, unit);
