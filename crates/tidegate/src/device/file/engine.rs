@@ -171,7 +171,7 @@ impl Runner {
         request.complete(passed.map_err(|failure| self.backing.flush_failed(failure)));
     }
 
-    /// Fails all requests, as the ring failed. [`Flights`] leaks those that the kernel still holds.
+    /// Fails all requests, as the ring failed.
     fn give_up(mut self, errno: Errno) {
         // New requests run on the pool of threads.
         let new = self.inbox.close();

@@ -2,8 +2,8 @@
 //!
 //! Invariant (every `unsafe` here relies on it): a request stays in its slot, untouched, from the
 //! moment its entry is in the submission queue until its completion was taken out. Its memory is on
-//! the heap and does not move with the slot. If the ring is dropped first, the slots are leaked:
-//! memory that the kernel may still write to is never freed.
+//! the heap and does not move with the slot. If the ring is given up first, that memory is leaked,
+//! since the kernel may still write to it, and the request gets other memory.
 
 use std::fs::File;
 use std::os::fd::{AsRawFd, BorrowedFd};
@@ -86,11 +86,18 @@ impl Flights {
         Ok(())
     }
 
-    /// Returns all requests that the kernel does not hold.
+    /// Returns all requests, and leaks the memory of those that the kernel still holds.
     pub(in crate::device::file) fn abandon(&mut self) -> Vec<AsyncRequest> {
         let ready = std::mem::take(&mut self.ready);
         let flights = ready.into_iter().filter_map(|slot| self.land(slot));
-        flights.map(|flight| flight.request).collect()
+        let mut requests: Vec<_> = flights.map(|flight| flight.request).collect();
+        self.free.clear();
+        let held = std::mem::take(&mut self.slots).into_iter().flatten();
+        requests.extend(held.map(|mut flight| {
+            flight.request.leak_memory();
+            flight.request
+        }));
+        requests
     }
 
     fn arm(&mut self, wake: BorrowedFd<'_>) {
@@ -155,9 +162,50 @@ impl Flights {
 }
 
 impl Drop for Flights {
+    /// Fails the requests that are left: those of a thread that panicked.
     fn drop(&mut self) {
-        if self.in_kernel > 0 {
-            std::mem::forget(std::mem::take(&mut self.slots));
+        drop(self.abandon());
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use std::os::fd::AsFd;
+    use std::sync::mpsc::channel;
+
+    use rustix::event::{EventfdFlags, eventfd};
+
+    use super::*;
+    use crate::device::{Context, DeviceError, DeviceErrorKind, IoBuffer, OwnedOperation};
+
+    /// A read of an empty pipe stays in the kernel.
+    #[test]
+    fn a_request_in_the_kernel_ends_with_its_ring() {
+        let (file, _writer) = std::io::pipe().unwrap();
+        let file = File::from(std::os::fd::OwnedFd::from(file));
+        let wake = eventfd(1, EventfdFlags::empty()).unwrap();
+        let mut flights = Flights::new().unwrap();
+        let (ended, ends) = channel();
+        for is_ended_by_drop in [false, true] {
+            let ended = ended.clone();
+            let operation = OwnedOperation::Read { offset: 0, buffer: IoBuffer::new(4096) };
+            let completion = move |operation: OwnedOperation, result: Result<(), DeviceError>| {
+                ended.send((operation.into_buffer(), result)).unwrap();
+            };
+            flights.add(AsyncRequest::new(operation, Context::default(), completion), Force::No);
+            flights.turn(&file, 1, wake.as_fd(), &mut Vec::new()).unwrap();
+            assert!(ends.try_recv().is_err() && flights.in_kernel == 1);
+            let error = || DeviceError::new(DeviceErrorKind::Io, "the ring failed");
+            if is_ended_by_drop {
+                drop(flights);
+                let (buffer, result) = ends.try_recv().unwrap();
+                assert!(buffer.is_some() && result.is_err());
+                return;
+            }
+            flights.abandon().into_iter().for_each(|request| request.complete(Err(error())));
+            let (buffer, result) = ends.try_recv().unwrap();
+            assert!(buffer.is_some_and(|buffer| buffer.data().len() == 4096) && result.is_err());
+            flights = Flights::new().unwrap();
         }
     }
 }
