@@ -33,7 +33,7 @@ impl Drop for Overlay {
 }
 
 /// What `strace` counts of each system call of this command.
-fn calls(mut strace: Command, trace: &Path) -> BTreeMap<String, usize> {
+pub(crate) fn calls(mut strace: Command, trace: &Path) -> BTreeMap<String, usize> {
     succeed(&mut strace);
     let mut counts = BTreeMap::new();
     for line in std::fs::read_to_string(trace).unwrap().lines() {
@@ -45,7 +45,7 @@ fn calls(mut strace: Command, trace: &Path) -> BTreeMap<String, usize> {
 }
 
 /// A command under `strace`, which is started by this runner.
-fn traced(runner: Runner<'_>, dir: &Path, trace: &Path) -> Command {
+pub(crate) fn traced(runner: Runner<'_>, dir: &Path, trace: &Path) -> Command {
     let mut command = runner.command("strace", dir);
     command.args(["-f", "-qq", "-o"]).arg(trace);
     command

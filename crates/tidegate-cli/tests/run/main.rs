@@ -34,6 +34,7 @@ mod process_tree;
 mod programs;
 mod resources;
 mod rights;
+mod signals;
 mod sqlite;
 mod stores;
 #[path = "../support/mod.rs"]

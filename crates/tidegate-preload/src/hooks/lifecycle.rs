@@ -11,7 +11,7 @@ use crate::covered::{self, unseen};
 use crate::hooks::{exec, loading, stdio};
 use crate::state::process::Attached;
 use crate::state::{descriptors, process, record_locks, supervisor, suspended};
-use crate::sys::{next, signals};
+use crate::sys::{handlers, next};
 
 #[used]
 #[cfg_attr(not(test), unsafe(link_section = ".init_array"))]
@@ -49,7 +49,7 @@ unsafe extern "C" fn loaded(_count: c_int, _arguments: Strings, environment: Str
     exec::remember();
     loading::remember();
     process::find_file_limit();
-    signals::find_handlers();
+    handlers::find_handlers();
     process::use_log(attached);
     supervisor::announce();
     covered::note_standard();

@@ -344,7 +344,7 @@ impl Holding {
     pub(crate) fn new() -> Option<Self> {
         // The holder first: a system call filter may kill the process once the log was given up.
         let holder = Holder::new()?;
-        Some(Self { _holder: holder, _signals: SignalsBlocked::new() })
+        Some(Self { _holder: holder, _signals: SignalsBlocked::deferred() })
     }
 }
 

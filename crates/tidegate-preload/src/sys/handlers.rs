@@ -1,8 +1,8 @@
 //! Stands in front of the program's signal handlers: the kernel has [`enter`] as the handler of
 //! each signal that the program handles, and the program sees its own.
 //!
-//! A handler that the kernel resets when it runs (`SA_RESETHAND`), and one that the program installs
-//! in another way, is left as it is: `signals` then blocks.
+//! A handler that the kernel resets when it runs (`SA_RESETHAND`), and one that the program
+//! installs in another way, stays as it is: `signals` then blocks.
 #![allow(unsafe_code)] // C's calling convention
 
 use std::ffi::{c_int, c_void};
@@ -56,7 +56,7 @@ unsafe extern "C-unwind" fn enter(signal: c_int, info: *mut libc::siginfo_t, con
     let begun = unsafe { begin_handler(signal, info, bits & IS_TOLD != 0, context.cast()) };
     let Some(interrupted) = begun else { return };
     type Function = unsafe extern "C-unwind" fn(c_int, *mut libc::siginfo_t, *mut c_void);
-    // SAFETY: the program installed this function; one that takes the number alone ignores the rest.
+    // SAFETY: the program installed this function; it may ignore arguments behind the first.
     let function = unsafe { std::mem::transmute::<usize, Function>(address) };
     // SAFETY: the arguments are the kernel's.
     unsafe { function(signal, info, context) };

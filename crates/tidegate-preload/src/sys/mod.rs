@@ -4,8 +4,9 @@
 //!   make itself), `next` (the C library's functions);
 //! - memory: `page`, `own_stack`, `path`, `shared` (values without a lock), `readable` (the
 //!   program's pointers);
-//! - `signals`.
+//! - `signals` (what keeps handlers out of operations), `handlers` (what stands before them).
 
+pub(crate) mod handlers;
 pub(crate) mod next;
 pub(crate) mod own_stack;
 pub(crate) mod page;

@@ -3,8 +3,9 @@
 //!
 //! Invariants:
 //! 1. A stack has one user at a time. No lock and no heap, as for pages.
-//! 2. The caller has blocked signals if the program handles any: while a thread runs on another
-//!    stack, the kernel takes the handler's own stack for free.
+//! 2. The caller keeps handlers out of the thread (`signals`), and inside of a handler blocks
+//!    signals: while a thread runs on another stack, the kernel takes the handler's own stack for
+//!    free.
 #![allow(unsafe_code)] // the stack pointer
 
 use std::cell::{Cell, UnsafeCell};
@@ -93,8 +94,8 @@ extern "C" fn work<F: FnOnce() -> R, R>(at: *mut c_void) {
     this.result = this.work.take().map(|work| work());
 }
 
-/// Runs `run`, which needs more stack than there may be, on another stack. Signals that the program
-/// handles are blocked. If there is no memory for a stack, runs on the present one.
+/// Runs `run`, which needs more stack than there may be, on another stack; no signal handler runs
+/// meanwhile. If there is no memory for a stack, runs on the present one.
 pub(crate) fn run<R, F: FnOnce() -> R>(run: F) -> R {
     let mut this = Work { work: Some(run), result: None };
     let at = (&raw mut this).cast();

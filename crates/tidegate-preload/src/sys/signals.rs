@@ -1,30 +1,37 @@
-//! Blocks signals during operations that must be finished: those that hold a lock of the log, those
-//! that have opened a descriptor, and admissions. A handler could leave them by `longjmp`, or wait
-//! for that lock.
+//! Keeps signal handlers out of operations that must finish: operations that hold a lock of the
+//! log, operations that have opened a descriptor, and admissions. A handler could leave them by
+//! `longjmp`, or wait for that lock.
+//!
+//! Operations on the hot path *defer* signals, without a system call: `handlers` stands in front of
+//! the program's handlers. A signal that arrives in an operation is noted, and all signals are
+//! blocked until the operation ends; then the thread sends the noted one to itself. All other
+//! operations block signals, and so do operations of a thread for which deferring is not safe.
 //!
 //! Invariants:
-//! 1. Signals are blocked only in programs that handle some, since blocking takes two system calls.
-//!    Signals that a fault of the thread itself raises are not blocked: blocked, they would kill
-//!    the thread.
+//! 1. Signals are blocked or deferred only in programs that handle some. Signals of a fault of the
+//!    thread itself are neither: blocked, they would kill the thread.
 //! 2. A thread's signals are as the program has set them once the last [`SignalsBlocked`] of the
-//!    thread is dropped, in any order.
-#![allow(unsafe_code)] // system calls, and C's calling convention
+//!    thread is dropped, in any order. A signal that was noted is sent before they are.
+//! 3. While a handler runs inside an operation, which only a fault can start, signals are blocked.
+//! 4. An operation inside a handler blocks signals. It may run on another stack (`own_stack`), and
+//!    the kernel would take the handler's alternate stack for free.
+#![allow(unsafe_code)] // system calls, and the context of a handler
 
 use std::cell::Cell;
-use std::ffi::{c_int, c_void};
+use std::ffi::c_int;
 use std::marker::PhantomData;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering, compiler_fence};
 
-use crate::sys::next;
 use crate::sys::raw::{self, words};
 
 /// Whether the program has installed a handler for a signal that comes from outside.
-static HANDLES_SIGNALS: AtomicBool = AtomicBool::new(false);
+pub(super) static HANDLES_SIGNALS: AtomicBool = AtomicBool::new(false);
+/// Whether a handler may be installed before which `handlers` does not stand.
+pub(super) static HAS_BARE_HANDLERS: AtomicBool = AtomicBool::new(false);
 
 const MASK_BYTES: usize = size_of::<u64>();
-const SIGNALS: c_int = 64;
 /// The signals that a fault of the thread itself raises.
-const FAULTS: [c_int; 7] = [
+pub(super) const FAULTS: [c_int; 7] = [
     libc::SIGSEGV,
     libc::SIGBUS,
     libc::SIGFPE,
@@ -43,149 +50,234 @@ const BLOCKED: u64 = {
     mask
 };
 
-/// The state of blocking of a thread.
+/// Words of the kernel's `siginfo_t`.
+const INFO_WORDS: usize = 16;
+
+/// A signal that arrived in an operation.
 #[derive(Clone, Copy)]
-struct Blocking {
-    /// The number of [`SignalsBlocked`] that live and have blocked signals.
-    count: usize,
-    /// The mask before the first one.
-    before: u64,
+struct Noted {
+    signal: c_int,
+    /// The kernel's information; `None` if the program's handler does not get any.
+    info: Option<[u64; INFO_WORDS]>,
+}
+
+/// What this module has done to the thread's mask.
+#[derive(Clone, Copy)]
+struct Masked {
+    /// Operations that have blocked signals.
+    blocking: usize,
+    /// The program's mask, if this module has blocked signals.
+    before: Option<u64>,
+}
+
+const UNMASKED: Masked = Masked { blocking: 0, before: None };
+
+/// The operations of a thread, for a handler of a fault that runs inside them.
+#[derive(Clone, Copy)]
+pub(super) struct Operations {
+    deferring: usize,
+    masked: Masked,
 }
 
 thread_local! {
-    static BLOCKING: Cell<Blocking> = const { Cell::new(Blocking { count: 0, before: 0 }) };
+    /// The thread's operations that defer signals. Handlers leave it as they find it.
+    static DEFERRING: Cell<usize> = const { Cell::new(0) };
+    /// A handler changes this and [`NOTED`] only while operations defer signals and no signal is
+    /// blocked; the thread, only while signals are blocked.
+    static MASKED: Cell<Masked> = const { Cell::new(UNMASKED) };
+    /// The signal that arrived in an operation that defers.
+    static NOTED: Cell<Option<Noted>> = const { Cell::new(None) };
+    /// Handlers that have begun and not returned. One that jumps out counts for ever: operations
+    /// then block signals.
+    static HANDLERS: Cell<usize> = const { Cell::new(0) };
+}
+
+/// How an operation keeps handlers out.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Way {
+    /// The program has no handlers.
+    Nothing,
+    Blocks,
+    Defers,
 }
 
 /// While this lives, the calling thread runs no signal handler.
 pub(crate) struct SignalsBlocked {
-    has_blocked: bool,
+    way: Way,
     /// Not `Send`: it counts for the thread that has made it.
     of_thread: PhantomData<*const ()>,
 }
 
 impl SignalsBlocked {
+    /// Blocks signals, by two system calls.
     #[inline]
     pub(crate) fn new() -> Self {
-        let has_blocked = HANDLES_SIGNALS.load(Ordering::Relaxed);
-        if has_blocked {
+        let way = if HANDLES_SIGNALS.load(Ordering::Relaxed) { Way::Blocks } else { Way::Nothing };
+        if way == Way::Blocks {
             block();
         }
-        Self { has_blocked, of_thread: PhantomData }
+        Self { way, of_thread: PhantomData }
+    }
+
+    /// Defers signals, without a system call if none arrives; or blocks them.
+    #[inline]
+    pub(crate) fn deferred() -> Self {
+        if !HANDLES_SIGNALS.load(Ordering::Relaxed)
+            || HAS_BARE_HANDLERS.load(Ordering::Relaxed)
+            || HANDLERS.get() > 0
+        {
+            return Self::new();
+        }
+        DEFERRING.set(DEFERRING.get() + 1);
+        // The operation does not begin before a handler sees it.
+        compiler_fence(Ordering::SeqCst);
+        Self { way: Way::Defers, of_thread: PhantomData }
     }
 }
 
 impl Drop for SignalsBlocked {
     #[inline]
     fn drop(&mut self) {
-        if self.has_blocked {
-            unblock();
+        match self.way {
+            Way::Nothing => {}
+            Way::Blocks => unblock(),
+            Way::Defers => end_deferring(),
         }
     }
 }
 
-/// Sets the mask. Stores nothing before: until then a handler may run and not return.
+/// Blocks signals. Stores nothing before: until then a handler may run and not return.
 #[cold]
 fn block() {
     let before = set_mask(BLOCKED);
-    let blocking = BLOCKING.get();
-    // If signals are not blocked now, a handler of a fault has jumped out of the operations.
-    let is_first = blocking.count == 0 || before & BLOCKED != BLOCKED;
-    BLOCKING.set(if is_first {
-        Blocking { count: 1, before }
-    } else {
-        Blocking { count: blocking.count + 1, ..blocking }
-    });
+    let masked = match MASKED.get() {
+        // If signals are not blocked now, a fault's handler has jumped out of the operations.
+        Masked { before: Some(_), .. } if before & BLOCKED != BLOCKED => UNMASKED,
+        masked => masked,
+    };
+    let blocking = masked.blocking + 1;
+    MASKED.set(Masked { blocking, before: masked.before.or(Some(before)) });
 }
 
-/// Restores the mask after the last operation. Stores nothing after: a handler may run at once.
 #[cold]
 fn unblock() {
-    let Blocking { count, before } = BLOCKING.get();
-    let count = count.saturating_sub(1);
-    BLOCKING.set(Blocking { count, before });
-    if count == 0 {
-        set_mask(before);
+    let masked = MASKED.get();
+    MASKED.set(Masked { blocking: masked.blocking.saturating_sub(1), ..masked });
+    release_after_last();
+}
+
+#[inline]
+fn end_deferring() {
+    // The operation has ended before a handler runs again.
+    compiler_fence(Ordering::SeqCst);
+    DEFERRING.set(DEFERRING.get().saturating_sub(1));
+    // A signal that arrives from here on finds no operation; an earlier one is noted.
+    compiler_fence(Ordering::SeqCst);
+    if MASKED.get().before.is_some() {
+        release_after_last();
     }
+}
+
+/// Restores the program's mask after the last operation. Stores nothing after: a handler may run at
+/// once.
+#[cold]
+fn release_after_last() {
+    let Masked { blocking: 0, before: Some(before) } = MASKED.get() else { return };
+    if DEFERRING.get() > 0 {
+        return;
+    }
+    send_noted();
+    MASKED.set(UNMASKED);
+    set_mask(before);
+}
+
+/// Sends the noted signal to this thread, which blocks it.
+fn send_noted() {
+    if let Some(noted) = NOTED.take() {
+        noted.send();
+    }
+}
+
+impl Noted {
+    /// Sends the signal to the calling thread, which blocks it.
+    fn send(&self) {
+        let process = rustix::process::getpid().as_raw_pid();
+        let thread = rustix::thread::gettid().as_raw_pid();
+        // The signal is lost only if the limit of pending signals is reached.
+        let Some(info) = &self.info else {
+            let _ = raw::tgkill(process.unsigned_abs(), thread.unsigned_abs(), self.signal);
+            return;
+        };
+        let arguments = words![process, thread, self.signal, info.as_ptr()];
+        // SAFETY: the kernel reads a whole `siginfo_t` of its own making.
+        unsafe { raw::call(libc::SYS_rt_tgsigqueueinfo, arguments) };
+    }
+}
+
+/// Begins a handler for `signal`, which ends by [`end_handler`]. Returns `None` if the handler must
+/// not run now: the signal is noted, and all are blocked in the interrupted operation.
+///
+/// # Safety
+/// `info` and `context` are those that the kernel gave to the handler; `has_info` says whether the
+/// kernel has filled `info`.
+pub(super) unsafe fn begin_handler(
+    signal: c_int,
+    info: *const libc::siginfo_t,
+    has_info: bool,
+    context: *mut libc::ucontext_t,
+) -> Option<Operations> {
+    let interrupted = Operations { deferring: DEFERRING.get(), masked: MASKED.get() };
+    let is_inside = interrupted.deferring > 0 || interrupted.masked.blocking > 0;
+    if is_inside && FAULTS.contains(&signal) {
+        // As if the operations blocked signals; the kernel restores the mask after the handler.
+        change_mask(libc::SIG_BLOCK, BLOCKED);
+        send_noted();
+    } else if interrupted.deferring > 0 && interrupted.masked.before.is_none() {
+        let info = info.cast::<[u64; INFO_WORDS]>();
+        // SAFETY: the kernel has filled `info`, as the caller says.
+        let info = has_info.then(|| unsafe { info.read_unaligned() });
+        NOTED.set(Some(Noted { signal, info }));
+        // SAFETY: the kernel's mask is the first word of the C library's.
+        let mask = unsafe { &mut *(&raw mut (*context).uc_sigmask).cast::<u64>() };
+        MASKED.set(Masked { blocking: 0, before: Some(*mask) });
+        *mask |= BLOCKED;
+        return None;
+    }
+    // If the handler jumps out, these operations are over.
+    DEFERRING.set(0);
+    MASKED.set(UNMASKED);
+    HANDLERS.set(HANDLERS.get() + 1);
+    Some(interrupted)
+}
+
+/// Ends a handler, which has returned to the operations that it `interrupted`.
+pub(super) fn end_handler(interrupted: Operations) {
+    HANDLERS.set(HANDLERS.get().saturating_sub(1));
+    DEFERRING.set(interrupted.deferring);
+    MASKED.set(interrupted.masked);
 }
 
 /// Sets the mask of blocked signals of the thread. Returns the old mask.
 fn set_mask(mask: u64) -> u64 {
+    change_mask(libc::SIG_SETMASK, mask)
+}
+
+/// Changes the mask of blocked signals of the thread as `how` says. Returns the old mask.
+fn change_mask(how: c_int, mask: u64) -> u64 {
     let mut before = 0_u64;
-    let (mask, place) = (&raw const mask, &raw mut before);
-    let arguments = words![libc::SIG_SETMASK, mask, place, MASK_BYTES];
+    let arguments = words![how, &raw const mask, &raw mut before, MASK_BYTES];
     // SAFETY: a mask to read and memory to write one, both of `MASK_BYTES`.
     unsafe { raw::call(libc::SYS_rt_sigprocmask, arguments) };
     before
 }
 
-/// Looks for handlers that were installed before the library was loaded.
-pub(crate) fn find_handlers() {
-    // The kernel's structure: handler, flags, restorer, mask.
-    let mut action = [0_u64; 4];
-    for signal in 1..=SIGNALS {
-        let place = action.as_mut_ptr();
-        let arguments = words![signal, 0_usize, place, MASK_BYTES];
-        // SAFETY: null for the new action, and memory for the old one.
-        if unsafe { raw::call(libc::SYS_rt_sigaction, arguments) } == 0 {
-            installed(signal, usize::try_from(action[0]).unwrap_or(0));
-        }
-    }
-}
-
-/// Notes that a handler is about to be installed for a signal.
-fn installed(signal: c_int, handler: usize) {
-    if comes_from_outside(signal, handler) {
-        HANDLES_SIGNALS.store(true, Ordering::Relaxed);
-    }
-}
-
-/// Returns whether a handler runs that no fault of the thread has raised.
-fn comes_from_outside(signal: c_int, handler: usize) -> bool {
-    let is_function = handler != libc::SIG_DFL && handler != libc::SIG_IGN;
-    is_function && !FAULTS.contains(&signal)
-}
-
-/// Declares hooks of `sigaction`.
-macro_rules! actions {
-    ($($name:ident)*) => {$(
-        #[cfg_attr(not(test), unsafe(no_mangle))]
-        unsafe extern "C-unwind" fn $name(
-            signal: c_int,
-            action: *const libc::sigaction,
-            before: *mut libc::sigaction,
-        ) -> c_int {
-            let Some(sigaction) = next::sigaction.get() else { return raw::failed_int(libc::ENOSYS) };
-            // SAFETY: null or the caller's action.
-            if let Some(action) = unsafe { action.as_ref() } {
-                installed(signal, action.sa_sigaction);
-            }
-            // SAFETY: the C library's function of this type, with the caller's arguments.
-            unsafe { sigaction(signal, action.cast(), before.cast()) }
-        }
-    )*};
-}
-actions!(sigaction __sigaction);
-
-/// Declares hooks of `signal` and its kin.
-macro_rules! handlers {
-    ($($name:ident)*) => {$(
-        #[cfg_attr(not(test), unsafe(no_mangle))]
-        unsafe extern "C-unwind" fn $name(signal: c_int, handler: *mut c_void) -> *mut c_void {
-            let Some(function) = next::$name.get() else {
-                raw::set_errno(libc::ENOSYS);
-                return std::ptr::without_provenance_mut(libc::SIG_ERR);
-            };
-            installed(signal, handler.addr());
-            // SAFETY: the C library's function of this type, with the caller's arguments.
-            unsafe { function(signal, handler) }
-        }
-    )*};
-}
-handlers!(signal bsd_signal ssignal sysv_signal __sysv_signal sigset);
-
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    fn begin_handling() {
+        HANDLES_SIGNALS.store(true, Ordering::Relaxed);
+    }
 
     #[test]
     fn faults_are_not_blocked() {
@@ -194,18 +286,10 @@ mod tests {
     }
 
     #[test]
-    fn only_functions_for_signals_from_outside_count() {
-        assert!(comes_from_outside(libc::SIGALRM, 4096));
-        assert!(!comes_from_outside(libc::SIGSEGV, 4096));
-        assert!(!comes_from_outside(libc::SIGALRM, libc::SIG_IGN));
-        assert!(!comes_from_outside(libc::SIGALRM, libc::SIG_DFL));
-    }
-
-    #[test]
     fn signals_are_blocked_where_some_are_handled_and_as_before_afterwards() {
         const SOME: u64 = 1 << (libc::SIGUSR1 - 1);
         let before = set_mask(SOME);
-        installed(libc::SIGTERM, 4096);
+        begin_handling();
         let blocked = SignalsBlocked::new();
         assert_eq!(set_mask(BLOCKED), BLOCKED);
         drop(blocked);
@@ -215,7 +299,7 @@ mod tests {
     #[test]
     fn signals_come_again_with_the_last_one_that_goes() {
         let before = set_mask(0);
-        installed(libc::SIGTERM, 4096);
+        begin_handling();
         let (first, second) = (SignalsBlocked::new(), SignalsBlocked::new());
         drop(first);
         assert_eq!(set_mask(BLOCKED), BLOCKED);
@@ -227,12 +311,88 @@ mod tests {
     #[test]
     fn after_a_jump_out_signals_are_blocked_and_come_again() {
         let before = set_mask(0);
-        installed(libc::SIGTERM, 4096);
+        begin_handling();
         std::mem::forget(SignalsBlocked::new());
         set_mask(0);
         let blocked = SignalsBlocked::new();
         assert_eq!(set_mask(BLOCKED), BLOCKED);
         drop(blocked);
         assert_eq!(set_mask(before), 0);
+    }
+
+    /// Delivers a signal to this thread as the kernel does. Returns what its handler interrupts, if
+    /// that runs, and the mask after that.
+    fn deliver(signal: c_int) -> (Option<Operations>, u64) {
+        // SAFETY: all zeroes are a context.
+        let mut context: libc::ucontext_t = unsafe { std::mem::zeroed() };
+        let at = (&raw mut context.uc_sigmask).cast::<u64>();
+        let mask = set_mask(0);
+        set_mask(mask);
+        // SAFETY: the first word of the mask.
+        unsafe { at.write(mask) };
+        // SAFETY: a context, and no information.
+        let begun = unsafe { begin_handler(signal, std::ptr::null(), false, &raw mut context) };
+        // SAFETY: the first word of the mask.
+        let after = unsafe { at.read() };
+        set_mask(after);
+        (begun, after)
+    }
+
+    #[test]
+    fn a_signal_in_an_operation_is_sent_again_at_its_end() {
+        let before = set_mask(0);
+        begin_handling();
+        let (outer, inner) = (SignalsBlocked::deferred(), SignalsBlocked::deferred());
+        assert_eq!(set_mask(0), 0, "nothing is blocked before one arrives");
+        let (begun, after) = deliver(libc::SIGCONT);
+        assert!(begun.is_none() && after == BLOCKED);
+        let blocking = SignalsBlocked::new();
+        drop((inner, outer));
+        assert_eq!(set_mask(BLOCKED), BLOCKED, "blocked by the one that is left");
+        assert!(NOTED.get().is_some());
+        drop(blocking);
+        assert!(NOTED.get().is_none());
+        assert_eq!(set_mask(before), 0);
+    }
+
+    #[test]
+    fn outside_of_operations_handlers_run_and_operations_in_them_block() {
+        let before = set_mask(0);
+        begin_handling();
+        let interrupted = deliver(libc::SIGCONT).0.expect("it runs");
+        let inside = SignalsBlocked::deferred();
+        assert_eq!(set_mask(BLOCKED), BLOCKED);
+        drop(inside);
+        end_handler(interrupted);
+        drop(SignalsBlocked::deferred());
+        assert_eq!(set_mask(before), 0);
+    }
+
+    /// The handler of a fault runs inside an operation, with operations of its own, and returns.
+    #[test]
+    fn after_the_handler_of_a_fault_the_operation_goes_on() {
+        let before = set_mask(0);
+        begin_handling();
+        let outer = SignalsBlocked::deferred();
+        let interrupted = deliver(libc::SIGSEGV).0.expect("it runs");
+        drop(SignalsBlocked::deferred());
+        end_handler(interrupted);
+        set_mask(0);
+        let (begun, after) = deliver(libc::SIGCONT);
+        assert!(begun.is_none() && after == BLOCKED);
+        drop(outer);
+        assert_eq!(set_mask(before), 0);
+    }
+
+    /// The handler of a fault runs inside an operation and jumps out: signals arrive again.
+    #[test]
+    fn after_a_fault_that_jumps_out_handlers_run() {
+        let before = set_mask(0);
+        begin_handling();
+        std::mem::forget(SignalsBlocked::deferred());
+        assert!(deliver(libc::SIGSEGV).0.is_some());
+        set_mask(0);
+        assert!(deliver(libc::SIGCONT).0.is_some());
+        set_mask(before);
     }
 }

@@ -1,7 +1,7 @@
 /* A storm of signals over writes and syncs: `signals DIR COUNT`. A child sends COUNT queued signals
  * with numbers, and others between them. Handlers write and sync too, one on an alternate stack.
- * Prints "whole" if each queued signal was handled once and in order, and the program's view of its
- * handlers and mask has not changed. `signals DIR 0` makes 200 writes and syncs without a signal. */
+ * Prints "whole" if each queued signal was handled once and in order, and the program's view of
+ * its handlers and mask has not changed. `signals DIR 0` makes 200 writes and syncs, no signal. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>
