@@ -145,7 +145,7 @@ impl CacheDeviceOptions {
 /// use std::sync::Arc;
 /// use tidegate::cache::{self, Binding, CacheDevice, CacheDeviceOptions, CacheOptions};
 /// use tidegate::device::memory::MemoryDevice;
-/// use tidegate::device::{BlockDevice, WriteFlags};
+/// use tidegate::device::{BlockDeviceExt, WriteFlags};
 /// use tidegate::pmem::Region;
 ///
 /// let region = Arc::new(Region::anonymous(1 << 20)?);

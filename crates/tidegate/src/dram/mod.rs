@@ -96,7 +96,7 @@ pub struct TierSummary {
 /// ```
 /// use std::sync::Arc;
 /// use tidegate::device::memory::MemoryDevice;
-/// use tidegate::device::{BlockDevice, WriteFlags};
+/// use tidegate::device::{BlockDeviceExt, WriteFlags};
 /// use tidegate::dram::{self, Policy};
 ///
 /// let below = Arc::new(MemoryDevice::new(4096, 1024)?);

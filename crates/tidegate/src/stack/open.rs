@@ -84,7 +84,7 @@ const PENDING_BYTES: Metric = Metric::gauge(
 ///
 /// ```
 /// use std::sync::Arc;
-/// use tidegate::device::WriteFlags;
+/// use tidegate::device::{BlockDeviceExt, WriteFlags};
 /// use tidegate::pmem::Region;
 /// use tidegate::stack::{REGISTRY, StackOptions};
 /// use tidegate::tier::Options;

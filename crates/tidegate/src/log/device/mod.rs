@@ -92,7 +92,7 @@ pub struct LogDeviceOptions {
 /// ```
 /// use std::sync::Arc;
 /// use tidegate::device::memory::MemoryDevice;
-/// use tidegate::device::{BlockDevice, WriteFlags};
+/// use tidegate::device::{BlockDeviceExt, WriteFlags};
 /// use tidegate::log::device::{Binding, LogDevice, LogDeviceOptions};
 /// use tidegate::log::{self, LogOptions, LogPool};
 /// use tidegate::pmem::Region;
