@@ -88,8 +88,8 @@ fn the_fuzz_targets_of_the_threat_model_exist() {
     }
 }
 
-/// Checks a repository of one page and one crate, then plants a sentence or a comment that exceeds a
-/// limit.
+/// Checks a repository of one page and one crate, then plants sentences and comments that exceed
+/// a limit.
 #[test]
 fn language_above_its_limits_is_told() {
     let dir = tempfile::tempdir().unwrap();
