@@ -49,13 +49,15 @@ impl Handler {
     }
 }
 
-/// Handles a signal for the program: runs its handler now, or notes the signal.
+type Function = unsafe extern "C-unwind" fn(c_int, *mut libc::siginfo_t, *mut c_void);
+
+/// Handles a signal for the program: runs its handler now, or after the interrupted operation.
 unsafe extern "C-unwind" fn enter(signal: c_int, info: *mut libc::siginfo_t, context: *mut c_void) {
     let Some((address, bits)) = Handler::of(signal).map(Handler::get) else { return };
+    let told = if bits & IS_TOLD == 0 { ptr::null() } else { info.cast_const() };
     // SAFETY: the kernel gave both to this handler, and has filled `info` if it tells.
-    let begun = unsafe { begin_handler(signal, info, bits & IS_TOLD != 0, context.cast()) };
+    let begun = unsafe { begin_handler(signal, told, context.cast()) };
     let Some(interrupted) = begun else { return };
-    type Function = unsafe extern "C-unwind" fn(c_int, *mut libc::siginfo_t, *mut c_void);
     // SAFETY: the program installed this function; it may ignore arguments behind the first.
     let function = unsafe { std::mem::transmute::<usize, Function>(address) };
     // SAFETY: the arguments are the kernel's.
@@ -211,13 +213,12 @@ mod tests {
     fn action_of(signal: c_int, is_seen: bool) -> libc::sigaction {
         // SAFETY: all zeroes are an action.
         let mut found: libc::sigaction = unsafe { std::mem::zeroed() };
-        // SAFETY: memory for an action.
-        let result = unsafe {
-            if is_seen {
-                install(signal, ptr::null(), &raw mut found)
-            } else {
-                libc::sigaction(signal, ptr::null(), &raw mut found)
-            }
+        let result = if is_seen {
+            // SAFETY: memory for an action.
+            unsafe { install(signal, ptr::null(), &raw mut found) }
+        } else {
+            // SAFETY: memory for an action.
+            unsafe { libc::sigaction(signal, ptr::null(), &raw mut found) }
         };
         assert_eq!(result, 0);
         found

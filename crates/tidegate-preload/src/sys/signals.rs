@@ -3,15 +3,15 @@
 //! `longjmp`, or wait for that lock.
 //!
 //! Operations on the hot path *defer* signals, without a system call: `handlers` stands in front of
-//! the program's handlers. A signal that arrives in an operation is noted, and all signals are
-//! blocked until the operation ends; then the thread sends the noted one to itself. All other
-//! operations block signals, and so do operations of a thread for which deferring is not safe.
+//! the program's handlers. When a signal arrives in an operation, all signals are blocked until the
+//! operation ends, and the thread sends the signal to itself again. All other operations block
+//! signals, and so do operations of a thread for which deferring is not safe.
 //!
 //! Invariants:
 //! 1. Signals are blocked or deferred only in programs that handle some. Signals of a fault of the
 //!    thread itself are neither: blocked, they would kill the thread.
 //! 2. A thread's signals are as the program has set them once the last [`SignalsBlocked`] of the
-//!    thread is dropped, in any order. A signal that was noted is sent before they are.
+//!    thread is dropped, in any order.
 //! 3. While a handler runs inside an operation, which only a fault can start, signals are blocked.
 //! 4. An operation inside a handler blocks signals. It may run on another stack (`own_stack`), and
 //!    the kernel would take the handler's alternate stack for free.
@@ -50,17 +50,6 @@ const BLOCKED: u64 = {
     mask
 };
 
-/// Words of the kernel's `siginfo_t`.
-const INFO_WORDS: usize = 16;
-
-/// A signal that arrived in an operation.
-#[derive(Clone, Copy)]
-struct Noted {
-    signal: c_int,
-    /// The kernel's information; `None` if the program's handler does not get any.
-    info: Option<[u64; INFO_WORDS]>,
-}
-
 /// What this module has done to the thread's mask.
 #[derive(Clone, Copy)]
 struct Masked {
@@ -82,11 +71,9 @@ pub(super) struct Operations {
 thread_local! {
     /// The thread's operations that defer signals. Handlers leave it as they find it.
     static DEFERRING: Cell<usize> = const { Cell::new(0) };
-    /// A handler changes this and [`NOTED`] only while operations defer signals and no signal is
-    /// blocked; the thread, only while signals are blocked.
+    /// A handler changes this only while operations defer signals; the thread, only while signals
+    /// are blocked.
     static MASKED: Cell<Masked> = const { Cell::new(UNMASKED) };
-    /// The signal that arrived in an operation that defers.
-    static NOTED: Cell<Option<Noted>> = const { Cell::new(None) };
     /// Handlers that have begun and not returned. One that jumps out counts for ever: operations
     /// then block signals.
     static HANDLERS: Cell<usize> = const { Cell::new(0) };
@@ -171,7 +158,7 @@ fn end_deferring() {
     // The operation has ended before a handler runs again.
     compiler_fence(Ordering::SeqCst);
     DEFERRING.set(DEFERRING.get().saturating_sub(1));
-    // A signal that arrives from here on finds no operation; an earlier one is noted.
+    // A signal that arrives from here on finds no operation.
     compiler_fence(Ordering::SeqCst);
     if MASKED.get().before.is_some() {
         release_after_last();
@@ -186,61 +173,54 @@ fn release_after_last() {
     if DEFERRING.get() > 0 {
         return;
     }
-    send_noted();
     MASKED.set(UNMASKED);
     set_mask(before);
 }
 
-/// Sends the noted signal to this thread, which blocks it.
-fn send_noted() {
-    if let Some(noted) = NOTED.take() {
-        noted.send();
+/// Sends the signal to the calling thread, which blocks it.
+///
+/// # Safety
+/// `info` is null or points to a `siginfo_t` that the kernel has filled.
+unsafe fn send(signal: c_int, info: *const libc::siginfo_t) {
+    let process = rustix::process::getpid().as_raw_pid();
+    let thread = rustix::thread::gettid().as_raw_pid();
+    // The signal is lost only if the limit of pending signals is reached.
+    if info.is_null() {
+        let _ = raw::tgkill(process.unsigned_abs(), thread.unsigned_abs(), signal);
+        return;
     }
-}
-
-impl Noted {
-    /// Sends the signal to the calling thread, which blocks it.
-    fn send(&self) {
-        let process = rustix::process::getpid().as_raw_pid();
-        let thread = rustix::thread::gettid().as_raw_pid();
-        // The signal is lost only if the limit of pending signals is reached.
-        let Some(info) = &self.info else {
-            let _ = raw::tgkill(process.unsigned_abs(), thread.unsigned_abs(), self.signal);
-            return;
-        };
-        let arguments = words![process, thread, self.signal, info.as_ptr()];
-        // SAFETY: the kernel reads a whole `siginfo_t` of its own making.
-        unsafe { raw::call(libc::SYS_rt_tgsigqueueinfo, arguments) };
-    }
+    // SAFETY: the kernel reads the `siginfo_t`, as the caller says.
+    unsafe { raw::call(libc::SYS_rt_tgsigqueueinfo, words![process, thread, signal, info]) };
 }
 
 /// Begins a handler for `signal`, which ends by [`end_handler`]. Returns `None` if the handler must
-/// not run now: the signal is noted, and all are blocked in the interrupted operation.
+/// not run now: all signals are blocked in the interrupted operation, and this one is sent again.
+///
+/// Another signal may interrupt this function anywhere. The handler that began last ends first, so
+/// the mask of the outermost one, which the program has set, is the one that stays.
 ///
 /// # Safety
-/// `info` and `context` are those that the kernel gave to the handler; `has_info` says whether the
-/// kernel has filled `info`.
+/// `context` is the kernel's argument of the handler; `info` is null, or filled by the kernel.
 pub(super) unsafe fn begin_handler(
     signal: c_int,
     info: *const libc::siginfo_t,
-    has_info: bool,
     context: *mut libc::ucontext_t,
 ) -> Option<Operations> {
     let interrupted = Operations { deferring: DEFERRING.get(), masked: MASKED.get() };
-    let is_inside = interrupted.deferring > 0 || interrupted.masked.blocking > 0;
-    if is_inside && FAULTS.contains(&signal) {
-        // As if the operations blocked signals; the kernel restores the mask after the handler.
-        change_mask(libc::SIG_BLOCK, BLOCKED);
-        send_noted();
-    } else if interrupted.deferring > 0 && interrupted.masked.before.is_none() {
-        let info = info.cast::<[u64; INFO_WORDS]>();
-        // SAFETY: the kernel has filled `info`, as the caller says.
-        let info = has_info.then(|| unsafe { info.read_unaligned() });
-        NOTED.set(Some(Noted { signal, info }));
+    if FAULTS.contains(&signal) {
+        if interrupted.deferring > 0 || interrupted.masked.blocking > 0 {
+            // As if the operations blocked signals; the kernel restores the mask afterwards.
+            change_mask(libc::SIG_BLOCK, BLOCKED);
+        }
+    } else if interrupted.deferring > 0 {
+        // SAFETY: the kernel's context, which nothing else refers to.
+        let context = unsafe { &mut *context };
         // SAFETY: the kernel's mask is the first word of the C library's.
-        let mask = unsafe { &mut *(&raw mut (*context).uc_sigmask).cast::<u64>() };
-        MASKED.set(Masked { blocking: 0, before: Some(*mask) });
+        let mask = unsafe { &mut *(&raw mut context.uc_sigmask).cast::<u64>() };
+        MASKED.set(Masked { before: Some(*mask), ..interrupted.masked });
         *mask |= BLOCKED;
+        // SAFETY: as the caller says.
+        unsafe { send(signal, info) };
         return None;
     }
     // If the handler jumps out, these operations are over.
@@ -331,7 +311,7 @@ mod tests {
         // SAFETY: the first word of the mask.
         unsafe { at.write(mask) };
         // SAFETY: a context, and no information.
-        let begun = unsafe { begin_handler(signal, std::ptr::null(), false, &raw mut context) };
+        let begun = unsafe { begin_handler(signal, std::ptr::null(), &raw mut context) };
         // SAFETY: the first word of the mask.
         let after = unsafe { at.read() };
         set_mask(after);
@@ -349,9 +329,7 @@ mod tests {
         let blocking = SignalsBlocked::new();
         drop((inner, outer));
         assert_eq!(set_mask(BLOCKED), BLOCKED, "blocked by the one that is left");
-        assert!(NOTED.get().is_some());
         drop(blocking);
-        assert!(NOTED.get().is_none());
         assert_eq!(set_mask(before), 0);
     }
 
