@@ -22,7 +22,7 @@ use crate::hooks::{
 };
 use crate::state::process;
 use crate::state::suspended::Suspended;
-use crate::sys::{raw, readable};
+use crate::sys::{handlers, raw, readable};
 
 #[unsafe(no_mangle)]
 #[allow(clippy::many_single_char_names)] // seven words without names of their own
@@ -304,9 +304,14 @@ fn of_named(number: c_long, given: Arguments, flags: c_int) -> c_long {
     metadata::counted_attributes(named, Sets::Others, call) as c_long
 }
 
-/// Gives the log up before a call that gives rights up. Returns `None` if the call was not made.
+/// Gives the log up before a call that gives rights up, and notes that a handler of signals may be
+/// installed. Returns `None` if the call was not made.
 fn of_rights(number: c_long, given: Arguments) -> Option<c_long> {
     match number {
+        libc::SYS_rt_sigaction if given.0[1] != 0 => {
+            handlers::note_by_kernel(given.int(0));
+            None
+        }
         libc::SYS_setuid
         | libc::SYS_setreuid
         | libc::SYS_setresuid

@@ -85,9 +85,15 @@ pub(crate) fn find_handlers() {
 /// Notes a handler before which [`enter`] does not stand.
 fn note_bare(signal: c_int, address: usize) {
     if is_function(address) && address != entry() {
-        HAS_BARE_HANDLERS.store(true, Ordering::SeqCst);
-        note(signal);
+        note_by_kernel(signal);
     }
+}
+
+/// Notes that the program may install a handler for `signal` by a system call: before that one
+/// [`enter`] does not stand.
+pub(crate) fn note_by_kernel(signal: c_int) {
+    HAS_BARE_HANDLERS.store(true, Ordering::SeqCst);
+    note(signal);
 }
 
 /// Notes that the program handles `signal`.
