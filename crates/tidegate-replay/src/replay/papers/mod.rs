@@ -160,7 +160,8 @@ impl Played {
         (other > 0.0).then(|| one / other)
     }
 
-    /// Returns whether the trace has syncs, without which the paper's schemes use no PMem.
+    /// Returns whether the trace has syncs. Without syncs the paper's schemes use no persistent
+    /// memory.
     fn has_syncs(&self) -> bool {
         self.row("dram").is_some_and(|row| row.requests.synced_pages > 0)
     }
