@@ -554,6 +554,23 @@ fn times_that_no_file_has_shown_are_seen() {
     assert_eq!(shown_of(TimeRule::Synced), [11, 12]);
 }
 
+/// The kernel may commit a new file before its first write, with the time of its creation.
+#[test]
+fn an_empty_new_file_may_have_the_time_of_its_creation() {
+    let sequence: Sequence = "new d1/A 5000".parse().unwrap();
+    let shown = [Times::new(), Times::from([("d1/A".to_owned(), 1 << 40)])];
+    let judge = |content: Vec<u8>, modified| {
+        let mut state = initial();
+        state.insert("d1/A".into(), Found { modified, ..file(content) });
+        let model = Model::new(Kind::Ext4).with_times(TimeRule::Synced, shown.as_slice().into());
+        model.after(&sequence).unwrap().judge(&state, false).is_allowed()
+    };
+    assert!(judge(Vec::new(), (1 << 40) - 1_000_000) && judge(Vec::new(), 1 << 40));
+    assert!(!judge(Vec::new(), (1 << 40) + 1), "later than the file ever showed");
+    assert!(!judge(Vec::new(), 1), "long before it was created");
+    assert!(!judge(bytes(1, 0, 5000), (1 << 40) - 1_000_000), "with what was written later");
+}
+
 /// Files of a crowd were synced one by one.
 #[test]
 fn a_file_of_a_crowd_that_is_older_is_seen() {

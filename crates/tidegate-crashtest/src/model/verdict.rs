@@ -1,6 +1,6 @@
 //! The comparison of a found state with the states that the model allows.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
 use super::Model;
@@ -9,6 +9,9 @@ use crate::contents::writer;
 
 /// A time of a file, in nanoseconds.
 pub type Time = i128;
+
+/// How long a step may take between the creation of a file and its first write, in nanoseconds.
+const STEP_NS_MAX: Time = 10_000_000_000;
 
 /// The object at a path.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -32,6 +35,13 @@ pub struct Found {
     pub attributes: Attributes,
     /// Time of the last change of its contents.
     pub modified: Time,
+}
+
+impl Found {
+    /// Returns whether this is a file without bytes.
+    fn is_empty(&self) -> bool {
+        matches!(&self.node, Node::File(bytes) if bytes.is_empty())
+    }
 }
 
 /// All paths as they were found.
@@ -185,11 +195,18 @@ impl Model {
         let times = self.volume.inodes.get(&id).map(|inode| &inode.times);
         if let Some(times) = times.filter(|times| !times.is_empty())
             && !times.contains(&found.modified)
+            && !(found.is_empty() && is_of_creation(times, found.modified))
         {
             differences.push(format!("modified at {}, allowed: {times:?}", found.modified));
         }
         differences
     }
+}
+
+/// Returns whether a file may have `modified` from its creation: before its first write, in the same
+/// step, the kernel may commit the file, and no step shows that time.
+fn is_of_creation(times: &BTreeSet<Time>, modified: Time) -> bool {
+    times.first().is_some_and(|first| (*first - STEP_NS_MAX..*first).contains(&modified))
 }
 
 fn kind_of(node: &Node) -> String {
