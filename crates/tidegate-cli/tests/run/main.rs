@@ -17,6 +17,7 @@ mod bed;
 mod causes;
 mod commits;
 mod copies;
+mod counts;
 mod crash;
 mod faults;
 mod findings;

@@ -62,9 +62,8 @@ impl Open {
         if pinned.is_some() {
             return self.sync_refused(pinned, wanted);
         }
-        // A handler that jumps out would leave a story that is neither covered nor given up. The
-        // kernel runs no handler during the sync, either.
-        let _signals = SignalsBlocked::new();
+        // A handler that jumps out would leave a story that is neither covered nor given up.
+        let _signals = SignalsBlocked::deferred();
         own_stack::run(|| self.admit_blocked(wanted))
     }
 

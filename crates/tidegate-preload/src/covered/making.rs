@@ -80,7 +80,7 @@ pub(super) fn log_answers_directory(log: &Log, fd: c_int) -> bool {
 #[cold]
 pub(super) fn sync_if_new(open: &Open, wanted: Sync) -> Option<isize> {
     // A handler that jumps out would leave a story that is neither covered nor given up.
-    let _signals = SignalsBlocked::new();
+    let _signals = SignalsBlocked::deferred();
     own_stack::run(|| FirstSync::of(open).map(|first| first.run(wanted)))
 }
 

@@ -82,7 +82,7 @@ pub(crate) fn creating(
     }
     appeared(fd);
     if !process::is_apart() {
-        let _signals = SignalsBlocked::new();
+        let _signals = SignalsBlocked::deferred();
         own_stack::run(|| {
             if let Some(seen) = new_files::note(fd, numbers) {
                 covered::note(fd, &seen, || Ok(status));
@@ -248,7 +248,7 @@ pub(crate) fn counted_attributes<R>(name: Named, sets: Sets, call: impl FnOnce()
     if !new_files::has_some() {
         return of_named(log, [name], sets, call).0;
     }
-    let _signals = SignalsBlocked::new();
+    let _signals = SignalsBlocked::deferred();
     own_stack::run(|| counted_noted(log, name, sets, call))
 }
 

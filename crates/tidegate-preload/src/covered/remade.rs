@@ -68,7 +68,7 @@ impl Remade {
     /// # Errors
     /// `call` itself, if the change cannot be recorded: nothing was done.
     pub(crate) fn change<R, F: FnOnce() -> R>(&self, call: F) -> Result<R, F> {
-        let _signals = SignalsBlocked::new();
+        let _signals = SignalsBlocked::deferred();
         let (log, file_system) = (self.open.log, self.identified.file_system.reference);
         let Some(_holding) = Holding::new() else { return Err(call) };
         let Some(parent) = Parent::of_path(libc::AT_FDCWD, self.path.as_c_str()) else {

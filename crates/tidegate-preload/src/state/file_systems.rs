@@ -76,7 +76,7 @@ pub(crate) fn disk_of(fd: c_int, mount: u64) -> Result<Disk, Errno> {
             _ => Disk::Covered,
         });
     }
-    let _signals = SignalsBlocked::new();
+    let _signals = SignalsBlocked::deferred();
     let disk = own_stack::run(|| query::fstatfs(fd).map(|stat| find_disk(fd, kind(&stat))))?;
     if mount != 0 && mount != BUSY {
         note(mount, disk);

@@ -60,7 +60,7 @@ pub(crate) fn count(log: &Log, fd: c_int, (device, inode): (u64, u64), cause: Co
     if !process::in_vfork_child() {
         let sync = RealSync { cause, process: current_process(), device, inode };
         log.real_syncs().add(&sync, || {
-            let _signals = SignalsBlocked::new();
+            let _signals = SignalsBlocked::deferred();
             own_stack::run(|| names(fd))
         });
     }

@@ -2,10 +2,11 @@
 //! log, operations that have opened a descriptor, and admissions. A handler could leave them by
 //! `longjmp`, or wait for that lock.
 //!
-//! Operations on the hot path *defer* signals, without a system call: `handlers` stands in front of
-//! the program's handlers. When a signal arrives in an operation, all signals are blocked until the
-//! operation ends, and the thread sends the signal to itself again. All other operations block
-//! signals, and so do operations of a thread for which deferring is not safe.
+//! Most operations *defer* signals, without a system call: `handlers` stands in front of the
+//! program's handlers. When a signal arrives in an operation, all signals are blocked until the
+//! operation ends, and the thread sends the signal to itself again. A system call that the signal
+//! interrupts fails as without Tidegate. Operations that wait for the supervisor block signals, and
+//! so do operations of a thread for which deferring is not safe.
 //!
 //! Invariants:
 //! 1. Signals are blocked or deferred only in programs that handle some. Signals of a fault of the
