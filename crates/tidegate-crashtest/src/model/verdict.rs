@@ -203,8 +203,8 @@ impl Model {
     }
 }
 
-/// Returns whether a file may have `modified` from its creation: before its first write, in the same
-/// step, the kernel may commit the file, and no step shows that time.
+/// Returns whether a file may have `modified` from its creation. The kernel may commit the file
+/// before its first write in the same step, and no step shows that time.
 fn is_of_creation(times: &BTreeSet<Time>, modified: Time) -> bool {
     times.first().is_some_and(|first| (*first - STEP_NS_MAX..*first).contains(&modified))
 }
