@@ -197,8 +197,9 @@ unsafe fn send(signal: c_int, info: *const libc::siginfo_t) {
 /// Begins a handler for `signal`, which ends by [`end_handler`]. Returns `None` if the handler must
 /// not run now: all signals are blocked in the interrupted operation, and this one is sent again.
 ///
-/// Another signal may interrupt this function anywhere. The handler that began last ends first, so
-/// the mask of the outermost one, which the program has set, is the one that stays.
+/// Another signal may interrupt this function anywhere, before or after it stores the mask. The mask
+/// that the other one interrupts has the program's signals and some more, so what both masks have is
+/// the program's mask.
 ///
 /// # Safety
 /// `context` is the kernel's argument of the handler; `info` is null, or filled by the kernel.
@@ -218,7 +219,8 @@ pub(super) unsafe fn begin_handler(
         let context = unsafe { &mut *context };
         // SAFETY: the kernel's mask is the first word of the C library's.
         let mask = unsafe { &mut *(&raw mut context.uc_sigmask).cast::<u64>() };
-        MASKED.set(Masked { before: Some(*mask), ..interrupted.masked });
+        let before = MASKED.get().before.map_or(*mask, |before| before & *mask);
+        MASKED.set(Masked { before: Some(before), ..interrupted.masked });
         *mask |= BLOCKED;
         // SAFETY: as the caller says.
         unsafe { send(signal, info) };
@@ -332,6 +334,24 @@ mod tests {
         assert_eq!(set_mask(BLOCKED), BLOCKED, "blocked by the one that is left");
         drop(blocking);
         assert_eq!(set_mask(before), 0);
+    }
+
+    /// A signal interrupts the handler of another one, which has stored its mask, or not yet.
+    #[test]
+    fn after_signals_in_one_another_the_mask_is_as_the_program_has_set_it() {
+        const INTERRUPTED: u64 = 1 << (libc::SIGCONT - 1);
+        let before = set_mask(0);
+        begin_handling();
+        for masks in [[0, INTERRUPTED], [INTERRUPTED, 0]] {
+            let operation = SignalsBlocked::deferred();
+            for (signal, mask) in [libc::SIGCONT, libc::SIGURG].into_iter().zip(masks) {
+                set_mask(mask);
+                assert!(deliver(signal).0.is_none());
+            }
+            drop(operation);
+            assert_eq!(set_mask(0), 0);
+        }
+        set_mask(before);
     }
 
     #[test]

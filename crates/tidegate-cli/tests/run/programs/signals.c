@@ -12,7 +12,9 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-static int in_handler, in_main;
+/* Main and handlers write to the same file, so an operation that a handler interrupts has the lock
+ * that the handler needs. */
+static int file;
 static volatile sig_atomic_t queued, others, wrong;
 static volatile int expected;
 
@@ -38,8 +40,8 @@ static void on_other(int signal)
     char block[512];
     memset(block, signal, sizeof block);
     int error = errno;
-    if (pwrite(in_handler, block, sizeof block, 512 * signal) != sizeof block
-        || fdatasync(in_handler) != 0)
+    if (pwrite(file, block, sizeof block, 65536 + 512 * signal) != sizeof block
+        || fdatasync(file) != 0)
         wrong = 2;
     errno = error;
     others++;
@@ -51,7 +53,7 @@ static int opened(const char *dir, const char *name)
     snprintf(path, sizeof path, "%s/%s", dir, name);
     int fd = open(path, O_RDWR | O_CREAT, 0644);
     check(fd >= 0, path);
-    char block[65536] = "";
+    char block[131072] = "";
     check(pwrite(fd, block, sizeof block, 0) == sizeof block, "fill");
     for (int sync = 0; sync < 12; sync++) {
         check(pwrite(fd, "x", 1, sync) == 1 && fsync(fd) == 0, "first syncs");
@@ -63,8 +65,8 @@ static void write_and_sync(int number)
 {
     char block[4096];
     memset(block, number, sizeof block);
-    check(pwrite(in_main, block, sizeof block, 4096 * (number % 16)) == sizeof block, "write");
-    check(fdatasync(in_main) == 0, "sync");
+    check(pwrite(file, block, sizeof block, 4096 * (number % 16)) == sizeof block, "write");
+    check(fdatasync(file) == 0, "sync");
 }
 
 static void send_all(pid_t to, int count)
@@ -101,8 +103,7 @@ int main(int argc, char **argv)
     struct sigaction other = { .sa_handler = on_other, .sa_flags = SA_ONSTACK };
     check(sigaction(SIGUSR1, &other, NULL) == 0, "sigaction");
     check(signal(SIGALRM, on_other) == SIG_DFL, "signal");
-    in_handler = opened(argv[1], "of-handlers");
-    in_main = opened(argv[1], "of-main");
+    file = opened(argv[1], "file");
     if (count == 0) {
         for (int number = 0; number < 200; number++)
             write_and_sync(number);
