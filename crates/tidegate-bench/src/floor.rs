@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use tidegate::device::{BlockDevice, DeviceError, Extent, Geometry, Operation};
+use tidegate::device::{BlockDevice, DeviceError, Geometry, Operation};
 use tidegate::pmem::Region;
 
 type Result<T> = std::result::Result<T, DeviceError>;
@@ -45,6 +45,12 @@ impl BareCopy {
         Self { region, block_bytes, blocks, commit }
     }
 
+    fn write_blocks(&self, offset: u64, data: &[u8]) -> Result<()> {
+        self.region.write_streaming(offset, data)?;
+        self.region.fence()?;
+        if self.commit { self.commit(offset, data.len() as u64) } else { Ok(()) }
+    }
+
     fn commit(&self, offset: u64, len: u64) -> Result<()> {
         let table = self.geometry().size_bytes();
         let block_bytes = u64::from(self.block_bytes);
@@ -64,23 +70,17 @@ impl BlockDevice for BareCopy {
     fn run(&self, operation: &mut Operation<'_>) -> Result<()> {
         self.geometry().check_operation(operation)?;
         match *operation {
-            Operation::Read { offset, ref mut buf } => return Ok(self.region.read(offset, buf)?),
-            Operation::Write { offset, data, .. } => self.region.write_streaming(offset, data)?,
+            Operation::Read { offset, ref mut buf } => Ok(self.region.read(offset, buf)?),
+            Operation::Write { offset, data, .. } => self.write_blocks(offset, data),
             Operation::WriteZeroes { offset, len, .. } => {
                 self.region.zero_streaming(offset, len)?;
+                Ok(self.region.fence()?)
             }
-            Operation::Status { offset, len, ref mut extents, .. } => {
-                **extents = vec![Extent::data(offset, len)];
-                return Ok(());
+            Operation::Status { .. } => {
+                operation.report_data();
+                Ok(())
             }
-            Operation::Flush | Operation::Discard { .. } => return Ok(()),
-        }
-        self.region.fence()?;
-        match *operation {
-            Operation::Write { offset, data, .. } if self.commit => {
-                self.commit(offset, data.len() as u64)
-            }
-            _ => Ok(()),
+            Operation::Flush | Operation::Discard { .. } => Ok(()),
         }
     }
 }

@@ -24,7 +24,7 @@ use tidegate::cache::mode::Mode;
 use tidegate::cache::{
     Binding, CacheDevice, CacheDeviceOptions, CacheHeader, CacheOptions, create,
 };
-use tidegate::device::{BlockDevice, Extent, Geometry, Operation, Result as DeviceResult};
+use tidegate::device::{BlockDevice, Geometry, Operation, Result as DeviceResult};
 use tidegate::pmem::Region;
 use tidegate::pool::Superblock;
 use tidegate::stats::{Collector, Value};
@@ -573,9 +573,7 @@ impl BlockDevice for Backing {
                 self.region.write(self.offset + offset, &zeroes)?;
                 forced = flags.fua;
             }
-            Operation::Status { offset, len, ref mut extents, .. } => {
-                **extents = vec![Extent::data(offset, len)];
-            }
+            Operation::Status { .. } => operation.report_data(),
         }
         if !(forced && self.flushes) {
             return Ok(());

@@ -13,7 +13,7 @@ use std::sync::Arc;
 use crc_fast::{CrcAlgorithm, checksum};
 use tidegate::device::memory::MemoryDevice;
 use tidegate::device::{
-    BlockDevice, BlockDeviceExt, Extent, Geometry, Operation, Result as DeviceResult, WriteFlags,
+    BlockDevice, BlockDeviceExt, Geometry, Operation, Result as DeviceResult, WriteFlags,
 };
 use tidegate::log::device::{Binding, LogDevice, LogDeviceOptions};
 use tidegate::log::layout::RING_OFFSET;
@@ -247,9 +247,7 @@ impl BlockDevice for Backing {
             Operation::WriteZeroes { offset, len, .. } => {
                 self.region.zero_streaming(POOL_BYTES + offset, len)?;
             }
-            Operation::Status { offset, len, ref mut extents, .. } => {
-                **extents = vec![Extent::data(offset, len)];
-            }
+            Operation::Status { .. } => operation.report_data(),
         }
         Ok(())
     }

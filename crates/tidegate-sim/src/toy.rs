@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use tidegate::device::{BlockDevice, Extent, Geometry, Operation, Result};
+use tidegate::device::{BlockDevice, Geometry, Operation, Result};
 use tidegate::pmem::Region;
 
 use crate::subject::Subject;
@@ -224,8 +224,8 @@ impl BlockDevice for Device {
                 let zeroes = vec![0; usize::try_from(len).expect("inside a small device")];
                 self.write_blocks(offset, &zeroes, flags.fua)
             }
-            Operation::Status { offset, len, ref mut extents, .. } => {
-                **extents = vec![Extent::data(offset, len)];
+            Operation::Status { .. } => {
+                operation.report_data();
                 Ok(())
             }
         }

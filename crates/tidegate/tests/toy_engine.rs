@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use serde_json::json;
 use tidegate::btt::BttEngine;
 use tidegate::device::{
-    BlockDevice, BlockDeviceExt, DeviceError, DeviceErrorKind, Extent, Geometry, Operation, Result,
+    BlockDevice, BlockDeviceExt, DeviceError, DeviceErrorKind, Geometry, Operation, Result,
     WriteFlags,
 };
 use tidegate::dram::{Policy, TierSpec};
@@ -145,8 +145,8 @@ impl BlockDevice for Toy {
             Operation::WriteZeroes { offset, len, .. } => {
                 self.write(base + offset, &vec![0; usize::try_from(len).unwrap()])
             }
-            Operation::Status { offset, len, ref mut extents, .. } => {
-                **extents = vec![Extent::data(offset, len)];
+            Operation::Status { .. } => {
+                operation.report_data();
                 Ok(())
             }
         }

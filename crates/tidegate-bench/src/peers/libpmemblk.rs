@@ -20,9 +20,7 @@ use std::path::Path;
 use std::ptr::NonNull;
 
 use libloading::Library;
-use tidegate::device::{
-    self, BlockDevice, DeviceError, DeviceErrorKind, Extent, Geometry, Operation,
-};
+use tidegate::device::{self, BlockDevice, DeviceError, DeviceErrorKind, Geometry, Operation};
 
 use crate::child::this_program;
 use crate::error::{BenchError, Result};
@@ -200,8 +198,8 @@ impl BlockDevice for PmemBlk {
             }
             // Every write is durable when answered.
             Operation::Flush => Ok(()),
-            Operation::Status { offset, len, ref mut extents, .. } => {
-                **extents = vec![Extent::data(offset, len)];
+            Operation::Status { .. } => {
+                operation.report_data();
                 Ok(())
             }
         }

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use tidegate::btt::{self, Btt, BttOptions};
 use tidegate::device::{
-    Attempt, BlockDevice, BlockDeviceExt, Context, DeviceError, Extent, Geometry, Operation, Result,
+    Attempt, BlockDevice, BlockDeviceExt, Context, DeviceError, Geometry, Operation, Result,
 };
 use tidegate::pmem::{Observer, Region};
 use tidegate::raw::{self, RawDevice, RawOptions};
@@ -110,8 +110,8 @@ impl BlockDevice for Below {
             Operation::WriteZeroes { offset, len, flags } => {
                 self.device.write_zeroes(self.real(offset), len, flags)
             }
-            Operation::Status { offset, len, ref mut extents, .. } => {
-                **extents = vec![Extent::data(offset, len)];
+            Operation::Status { .. } => {
+                operation.report_data();
                 Ok(())
             }
         }

@@ -263,7 +263,7 @@ pub(super) fn fit(extents: Vec<Extent>, offset: u64, len: u64, most: usize) -> V
     }
     if fitted.is_empty() {
         // The protocol wants at least one extent, and lets a server that knows nothing say so.
-        fitted.push(Extent { offset, len, hole: false, zero: false });
+        fitted.push(Extent::data(offset, len));
     }
     fitted
 }

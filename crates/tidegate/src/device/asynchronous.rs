@@ -168,17 +168,7 @@ impl AsyncRequest {
     /// Gives the request memory of its own again, with the data of a write, and leaks the memory to
     /// which the kernel may still write or from which it may still read.
     pub(super) fn leak_memory(&mut self) {
-        let new = match &self.operation {
-            OwnedOperation::Read { offset, buffer } => {
-                OwnedOperation::Read { offset: *offset, buffer: IoBuffer::new(buffer.data().len()) }
-            }
-            OwnedOperation::Write { offset, buffer, flags } => {
-                let mut copy = IoBuffer::new(buffer.data().len());
-                copy.data_mut().copy_from_slice(buffer.data());
-                OwnedOperation::Write { offset: *offset, buffer: copy, flags: *flags }
-            }
-            _ => return,
-        };
+        let new = OwnedOperation::like(&self.operation.borrow());
         std::mem::forget(replace(&mut self.operation, new));
     }
 

@@ -94,6 +94,14 @@ pub enum Operation<'a> {
 }
 
 impl Operation<'_> {
+    /// Answers a [`Status`](Self::Status) by one extent of data, for a device that knows no holes.
+    /// Leaves any other operation alone.
+    pub fn report_data(&mut self) {
+        if let Self::Status { offset, len, extents, .. } = self {
+            **extents = vec![Extent::data(*offset, *len)];
+        }
+    }
+
     /// Returns the same operation over the same memory, with a shorter borrow.
     pub(crate) fn reborrow(&mut self) -> Operation<'_> {
         match *self {

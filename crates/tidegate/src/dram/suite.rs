@@ -21,7 +21,7 @@ use crate::device::fault::{Effect, Fault, Rule, When};
 use crate::device::memory::MemoryDevice;
 use crate::device::{
     AsyncRequest, Attempt, BlockDevice, BlockDeviceExt, Context, DeviceError, DeviceErrorKind,
-    Extent, Geometry, IoBuffer, Operation, OwnedOperation, Result, WriteFlags, ZeroFlags,
+    Geometry, IoBuffer, Operation, OwnedOperation, Result, WriteFlags, ZeroFlags,
 };
 
 pub(super) const BLOCK_BYTES: usize = 512;
@@ -158,8 +158,8 @@ impl BlockDevice for TestDevice {
             }
             Operation::Discard { offset, len } => self.zero(offset, len, false),
             Operation::WriteZeroes { offset, len, flags } => self.zero(offset, len, flags.fua),
-            Operation::Status { offset, len, ref mut extents, .. } => {
-                **extents = vec![Extent::data(offset, len)];
+            Operation::Status { .. } => {
+                operation.report_data();
                 Ok(())
             }
         }

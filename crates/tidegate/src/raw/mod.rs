@@ -14,7 +14,7 @@ use std::sync::Arc;
 
 use uuid::Uuid;
 
-use crate::device::{Attempt, BlockDevice, Context, Extent, Geometry, Operation, Result};
+use crate::device::{Attempt, BlockDevice, Context, Geometry, Operation, Result};
 use crate::pmem::Region;
 use crate::pool::{self, PoolError, Superblock};
 use crate::stats::Requests;
@@ -111,8 +111,8 @@ impl BlockDevice for RawDevice {
             Operation::Discard { offset, len } | Operation::WriteZeroes { offset, len, .. } => {
                 self.region.zero_streaming(base + offset, len)?;
             }
-            Operation::Status { offset, len, ref mut extents, .. } => {
-                **extents = vec![Extent::data(offset, len)];
+            Operation::Status { .. } => {
+                operation.report_data();
                 return Ok(());
             }
         }

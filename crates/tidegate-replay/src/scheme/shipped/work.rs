@@ -4,7 +4,7 @@
 use std::sync::Arc;
 use std::sync::mpsc::Sender;
 
-use tidegate::device::{BlockDevice, Extent, Geometry, Operation, Result};
+use tidegate::device::{BlockDevice, Geometry, Operation, Result};
 
 use super::{BLOCK_BYTES, Context, DEVICE_PAGES};
 use crate::scheme::devices::Source;
@@ -109,9 +109,7 @@ impl<E: Send + 'static> BlockDevice for Backing<E> {
             }
             // Zeroes are a command to flash, not pages.
             Operation::Discard { .. } | Operation::WriteZeroes { .. } => {}
-            Operation::Status { offset, len, ref mut extents, .. } => {
-                **extents = vec![Extent::data(offset, len)];
-            }
+            Operation::Status { .. } => operation.report_data(),
         }
         Ok(())
     }

@@ -211,9 +211,7 @@ impl BlockDevice for Drive {
             Operation::WriteZeroes { offset, len, flags } => {
                 self.change(offset, len, flags.fua, None);
             }
-            Operation::Status { offset, len, ref mut extents, .. } => {
-                **extents = vec![Extent::data(offset, len)];
-            }
+            Operation::Status { .. } => operation.report_data(),
         }
         Ok(())
     }

@@ -97,7 +97,7 @@ fn holes_are_found_and_made() {
         let hole = |offset, len| Extent { offset, len, hole: true, zero: true };
         assert_eq!(device.status(0, all, 9).unwrap(), [hole(0, all)]);
         device.write(4096 * 4, &[1; 8192], WriteFlags { fua: true }).unwrap();
-        let data = Extent { offset: 4096 * 4, len: 8192, hole: false, zero: false };
+        let data = Extent::data(4096 * 4, 8192);
         let rest = hole(4096 * 6, all - 4096 * 6);
         assert_eq!(device.status(0, all, 9).unwrap(), [hole(0, 4096 * 4), data, rest]);
         assert_eq!(device.status(0, all, 2).unwrap(), [hole(0, 4096 * 4), data]);

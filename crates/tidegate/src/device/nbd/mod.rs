@@ -63,7 +63,7 @@ use self::engine::{Engine, Server};
 use self::export::Rules;
 use self::protocol::export_flag::SEND_TRIM;
 use super::{
-    AsyncRequest, BlockDevice, Context, DeviceError, DeviceErrorKind, Extent, Geometry, Operation,
+    AsyncRequest, BlockDevice, Context, DeviceError, DeviceErrorKind, Geometry, Operation,
     OwnedOperation, Request, Result,
 };
 
@@ -125,8 +125,8 @@ impl NbdDevice {
             Operation::Flush => geometry.read_only.then_some(Ok(())),
             _ if checked.is_err() || operation.range().1 == 0 => Some(checked),
             Operation::Discard { .. } if !export.has(SEND_TRIM) => Some(Ok(())),
-            Operation::Status { offset, len, ref mut extents, .. } => {
-                **extents = vec![Extent::data(offset, len)];
+            Operation::Status { .. } => {
+                operation.report_data();
                 Some(Ok(()))
             }
             _ => None,
