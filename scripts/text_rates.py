@@ -21,9 +21,10 @@ RATES = {
     "of_it": re.compile(r"\b(of|for) (it|them|those)\b|\bthose of\b"),
 }
 VERBS = "verb_first_pct"
-# The rates may be at most so high, the share of verbs at least. Well-kept projects of the field have
-# 0.1-0.7, 0.1-0.5, 0.2-0.7 and 61-78.
-LIMITS = {"what_is": 1.0, "of_which": 0.5, "of_it": 1.0, VERBS: 65.0}
+# The rates may be at most so high, the share of verbs at least: what the worst crate has now. A limit
+# may only fall, that of verbs only rise. Well-kept projects of the field have 0.1-0.7, 0.1-0.5,
+# 0.2-0.7 and 61-78.
+LIMITS = {"what_is": 0.65, "of_which": 0.45, "of_it": 0.85, VERBS: 88.0}
 
 TEST_FILE = re.compile(r"/tests/|(^|/|_)tests?\.rs$|/benches/")
 TEST_MODULE = re.compile(r"#\[cfg\((?:all\()?test[^\n]*\]\s*mod \w+ \{")
