@@ -28,7 +28,7 @@ fn a_transaction_of_sqlite_makes_few_calls_more() {
     let bed = Bed::new();
     let pool = bed.pool();
     let mut beyond = Vec::new();
-    for (mode, most) in [("delete", 35), ("truncate", 15), ("persist", 14), ("wal", 2)] {
+    for (mode, most) in [("delete", 28), ("truncate", 15), ("persist", 14), ("wal", 2)] {
         let plain = calls_of_a_hundred(&bed, Runner::Plain, mode);
         let run = calls_of_a_hundred(&bed, Runner::Run(&pool), mode);
         println!("{mode}: {run} calls in a hundred transactions, plain {plain}");

@@ -22,12 +22,10 @@ pub(crate) fn synced(fd: c_int, result: isize) -> isize {
     if result <= 0 || !process::every_write() || !is_wanted(fd) {
         return result;
     }
-    let errno = raw::errno();
-    let synced = match Open::of(fd) {
+    let synced = raw::keeping_errno(|| match Open::of(fd) {
         Some(open) => open.sync(covered::Sync::Data),
         None => covered::sync_by_kernel(fd, covered::Sync::Data),
-    };
-    raw::set_errno(errno);
+    });
     if synced < 0 { synced } else { result }
 }
 

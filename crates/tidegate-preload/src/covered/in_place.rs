@@ -6,12 +6,15 @@
 //!
 //! Entry point: [`is_overwritten_in_place`].
 
-use std::ffi::c_int;
+use std::ffi::{CStr, c_int};
 
 use tidegate::log::cover;
 
 use crate::state::files::Seen;
 use crate::sys::query;
+
+/// The extended attribute that has a file's capability.
+pub(super) const CAPABILITY: &CStr = c"security.capability";
 
 /// Returns whether an overwrite of the file of `fd`, which was `seen`, changes its bytes and times
 /// alone.
@@ -25,7 +28,7 @@ pub(super) fn is_overwritten_in_place(fd: c_int, seen: &Seen) -> bool {
 
 /// Returns whether the file has no capability, which a write or a change of its owner would remove.
 pub(super) fn has_no_capability(fd: c_int) -> bool {
-    let capability = query::fgetxattr(fd, c"security.capability", &mut []);
+    let capability = query::fgetxattr(fd, CAPABILITY, &mut []);
     matches!(capability, Err(libc::ENODATA | libc::EOPNOTSUPP))
 }
 

@@ -152,15 +152,19 @@ impl Named {
         }
     }
 
-    /// Returns the file with these numbers, if a change of its attributes may be recorded.
-    fn remade(self, log: &'static Log, numbers: (u64, u64)) -> Option<Remade> {
+    /// Returns the logged `file`, if a change of its attributes may be recorded.
+    fn remade(self, log: &'static Log, file: FileRef) -> Option<Remade> {
+        if !log.has_names(file) {
+            return None;
+        }
+        let numbers = self.numbers()?;
         let mut link = [0; LINK_BYTES];
         let (directory, path, flags) = match self {
             Self::Descriptor(fd) => (libc::AT_FDCWD, proc_link(fd, &mut link), 0),
             Self::Path(directory, path, flags) => (directory, text(path)?, flags),
         };
         let flags = if flags & libc::AT_SYMLINK_NOFOLLOW == 0 { 0 } else { libc::O_NOFOLLOW };
-        Remade::find(log, numbers, (directory, path, flags))
+        Remade::find(log, file, numbers, (directory, path, flags))
     }
 
     /// Makes the file leave the log, if it must leave before a change of `sets`.
@@ -202,6 +206,22 @@ pub(crate) enum Sets {
     Others,
 }
 
+/// The logged files that a call will change, looked up before the call.
+struct Before<const N: usize> {
+    /// [`Log::stories`] before the look-up.
+    stories: u64,
+    files: [Option<FileRef>; N],
+}
+
+impl<const N: usize> Before<N> {
+    fn look_up(log: &Log, names: [Named; N]) -> Self {
+        let stories = log.stories();
+        // While the log has no story, programs pay for no look-up.
+        let files = if stories == 0 { [None; N] } else { names.map(|name| name.logged(log)) };
+        Self { stories, files }
+    }
+}
+
 /// Runs and counts a call that changes names, or attributes other than times, of the files `names`.
 pub(crate) fn counted_of<R, const N: usize>(names: [Named; N], call: impl FnOnce() -> R) -> R {
     match process::log() {
@@ -218,26 +238,35 @@ fn of_named<R, const N: usize>(
     sets: Sets,
     call: impl FnOnce() -> R,
 ) -> (R, Numbers) {
-    if !log.has_stories() {
-        return with_numbers(log, call);
-    }
-    let errno = raw::errno();
-    let stories = log.stories();
-    let before = names.map(|name| name.logged(log));
-    for (name, file) in names.into_iter().zip(before) {
-        if let Some(file) = file {
-            name.leave(log, file, sets);
-            log.note_own_change(file);
+    let before = raw::keeping_errno(|| Before::look_up(log, names));
+    of_logged(log, names, &before, sets, call)
+}
+
+/// Runs a call as [`of_named`] does, with the files that were looked up `before`.
+fn of_logged<R, const N: usize>(
+    log: &'static Log,
+    names: [Named; N],
+    before: &Before<N>,
+    sets: Sets,
+    call: impl FnOnce() -> R,
+) -> (R, Numbers) {
+    raw::keeping_errno(|| {
+        for (name, file) in names.into_iter().zip(before.files) {
+            if let Some(file) = file {
+                name.leave(log, file, sets);
+                log.note_own_change(file);
+            }
         }
-    }
-    raw::set_errno(errno);
+    });
     let result = with_numbers(log, call);
-    let has_begun = log.stories() != stories;
-    for (name, before) in names.into_iter().zip(before) {
-        if let Some(file) = before.or_else(|| has_begun.then(|| name.logged(log))?) {
-            log.note_own_change(file);
+    raw::keeping_errno(|| {
+        let has_begun = log.stories() != before.stories;
+        for (name, file) in names.into_iter().zip(before.files) {
+            if let Some(file) = file.or_else(|| has_begun.then(|| name.logged(log))?) {
+                log.note_own_change(file);
+            }
         }
-    }
+    });
     result
 }
 
@@ -254,36 +283,36 @@ pub(crate) fn counted_attributes<R>(name: Named, sets: Sets, call: impl FnOnce()
 
 /// Runs a call that sets attributes of one file, in a process that has noted new files.
 fn counted_noted<R>(log: &'static Log, name: Named, sets: Sets, call: impl FnOnce() -> R) -> R {
-    let errno = raw::errno();
-    let before = name.numbers();
-    let remade = before.and_then(|numbers| name.remade(log, numbers));
-    raw::set_errno(errno);
+    let (before, remade) = raw::keeping_errno(|| {
+        let before = Before::look_up(log, [name]);
+        let remade = before.files[0].and_then(|file| name.remade(log, file));
+        (before, remade)
+    });
+    let own = |call| counted_own(log, name, &before, sets, call);
     match remade {
-        Some(remade) => {
-            let own = |call| counted_own(log, name, sets, before, call);
-            remade.change(call).unwrap_or_else(own)
-        }
-        None => counted_own(log, name, sets, before, call),
+        Some(remade) => remade.change(call).unwrap_or_else(own),
+        None => own(call),
     }
 }
 
 /// Runs a call that changes attributes of a file without a record, and notes the change with the
-/// file if it is new. `before` are the file's numbers before the call.
+/// file if it is new.
 fn counted_own<R>(
     log: &'static Log,
     name: Named,
+    before: &Before<1>,
     sets: Sets,
-    before: Option<(u64, u64)>,
     call: impl FnOnce() -> R,
 ) -> R {
-    let (result, numbers) = of_named(log, [name], sets, call);
-    let errno = raw::errno();
-    // The path may lead to another file by now.
-    let of_file = before.filter(|before| name.numbers() == Some(*before));
-    let is_noted = of_file.is_some_and(|of_file| new_files::own_change(of_file, numbers));
-    if let (false, Named::Descriptor(fd)) = (is_noted, name) {
-        new_files::own_change_of(fd, numbers);
-    }
-    raw::set_errno(errno);
+    let of_file = raw::keeping_errno(|| name.numbers());
+    let (result, numbers) = of_logged(log, [name], before, sets, call);
+    raw::keeping_errno(|| {
+        // The path may lead to another file by now.
+        let of_file = of_file.filter(|of_file| name.numbers() == Some(*of_file));
+        let is_noted = of_file.is_some_and(|of_file| new_files::own_change(of_file, numbers));
+        if let (false, Named::Descriptor(fd)) = (is_noted, name) {
+            new_files::own_change_of(fd, numbers);
+        }
+    });
     result
 }

@@ -15,7 +15,7 @@
 use std::ffi::{CStr, c_int};
 
 use tidegate::log::cover::{MadeFacts, RecordFacts, may_record_attributes};
-use tidegate::log::{FileGuard, Log, NamesGuard};
+use tidegate::log::{FileGuard, FileRef, Log, NamesGuard};
 
 use super::whole::Whole;
 use super::{LOCK_TIMEOUT, Open};
@@ -39,14 +39,15 @@ pub(crate) struct Remade {
 }
 
 impl Remade {
-    /// Opens the file with these numbers at a path, if a change of its attributes may be recorded.
+    /// Opens the logged `file`, which has these numbers, at a path. Returns `None` if the path
+    /// leads to another file, or if the file must not be opened now.
     pub(crate) fn find(
         log: &'static Log,
+        file: FileRef,
         (device, inode): (u64, u64),
         (directory, at, flags): (c_int, &CStr, c_int),
     ) -> Option<Self> {
-        let _holding = Holding::new().filter(|_| log.may_have(device, inode))?;
-        let file = log.logged_with(device, inode).filter(|file| log.has_names(*file))?;
+        let _holding = Holding::new()?;
         let is_free = !process::is_apart() && !process::in_vfork_child();
         let flags = flags | libc::O_RDONLY | libc::O_NOATIME | libc::O_NONBLOCK | libc::O_NOCTTY;
         let open = || Opened::open(directory, at, flags);
@@ -87,22 +88,21 @@ impl Remade {
         let Ok(ticket) = guard.begin() else { return Err(call) };
         let changes = log.file_systems().changes(file_system);
         let (result, numbers) = metadata::with_numbers(log, call);
-        let errno = raw::errno();
-        let is_recorded = self.record(&guard, &parent).is_some();
-        drop(names);
-        if is_recorded {
-            guard.note_attributes(changes);
-            metadata::take_off_all(log, numbers);
-            drop(ticket);
-        } else {
-            // The ticket would keep the log from being retired while the file leaves.
-            drop(ticket);
-            log.note_own_change(entry.file);
-            // If the disk fails, the next sync returns the error.
-            let _ = self.open.leave(&guard);
-        }
-        drop(guard);
-        raw::set_errno(errno);
+        raw::keeping_errno(|| {
+            let is_recorded = self.record(&guard, &parent).is_some();
+            drop(names);
+            if is_recorded {
+                guard.note_attributes(changes);
+                metadata::take_off_all(log, numbers);
+                drop(ticket);
+            } else {
+                // The ticket would keep the log from being retired while the file leaves.
+                drop(ticket);
+                log.note_own_change(entry.file);
+                // If the disk fails, the next sync returns the error.
+                let _ = self.open.leave(&guard);
+            }
+        });
         Ok(result)
     }
 

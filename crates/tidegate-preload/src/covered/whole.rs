@@ -8,7 +8,7 @@ use tidegate::log::cover::{self, FileFacts, MADE_BYTES_MAX};
 use tidegate::log::{Attributes, FileGuard, Make};
 
 use super::Open;
-use super::in_place::is_overwritten_in_place;
+use super::in_place::CAPABILITY;
 use crate::state::descriptors::WRITE_ONLY;
 use crate::state::extended::Extended;
 use crate::state::extents;
@@ -32,8 +32,7 @@ impl Whole {
         let fd = open.fd;
         let seen = Seen::of(fd).ok().filter(|seen| seen.size() <= MADE_BYTES_MAX)?;
         let content = Content::of_file(open, seen.size())?;
-        let mut extended = Extended::new();
-        extended.read(fd)?;
+        let extended = Extended::read(fd)?;
         Some(Self { fd, seen, content, extended })
     }
 
@@ -57,7 +56,12 @@ impl Whole {
             links: u32::try_from(stat.st_nlink).ok()?,
             keeps_name: (child.st_dev, child.st_ino) == (stat.st_dev, stat.st_ino),
             is_ordinary: cover::fit_record(seen.attributes, flags.flags, sizes)
-                && is_overwritten_in_place(self.fd, seen),
+                && cover::is_overwritten_in_place(
+                    stat.st_mode,
+                    || self.extended.has(CAPABILITY),
+                    || query::inode_flags(self.fd).ok(),
+                    || Some(flags.flags),
+                ),
         };
         // The directory was opened after the file's creation, and before the record.
         let directory = &parent.seen.stat;

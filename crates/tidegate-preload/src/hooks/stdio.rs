@@ -235,15 +235,15 @@ unsafe extern "C-unwind" fn fclose(stream: *mut FILE) -> c_int {
 /// # Safety
 /// The stream is open.
 pub(crate) unsafe fn about_to_close(stream: *mut FILE) {
-    let errno = raw::errno();
-    // SAFETY: the caller keeps the stream open.
-    let fd = unsafe { fileno(stream) };
-    if descriptors::get(fd).has(PINNED) || process::every_write() {
+    raw::keeping_errno(|| {
         // SAFETY: the caller keeps the stream open.
-        unsafe { flush_pinned(stream) };
-    }
-    forget(fd);
-    raw::set_errno(errno);
+        let fd = unsafe { fileno(stream) };
+        if descriptors::get(fd).has(PINNED) || process::every_write() {
+            // SAFETY: the caller keeps the stream open.
+            unsafe { flush_pinned(stream) };
+        }
+        forget(fd);
+    });
 }
 
 #[unsafe(no_mangle)]

@@ -11,42 +11,49 @@ use crate::sys::query;
 
 /// All extended attributes of a file.
 pub(crate) struct Extended {
+    /// The attributes in the form of records.
     page: Page,
     len_bytes: usize,
+    /// The names, each with a NUL.
+    names: Page,
+    names_bytes: usize,
 }
 
 impl Extended {
-    pub(crate) fn new() -> Self {
-        Self { page: Page::take(), len_bytes: 0 }
-    }
-
     /// Reads the attributes of an open file. Returns `None` if that fails or they exceed a page.
-    pub(crate) fn read(&mut self, fd: c_int) -> Option<()> {
-        self.len_bytes = 0;
+    pub(crate) fn read(fd: c_int) -> Option<Self> {
         let mut names = Page::take();
-        let len = query::flistxattr(fd, names.bytes_mut());
-        let len = match len {
+        let names_bytes = match query::flistxattr(fd, names.bytes_mut()) {
             Err(libc::EOPNOTSUPP) => 0,
             len => len.ok()?,
         };
-        let mut rest = names.bytes().get(..len)?;
-        while !rest.is_empty() {
-            let name = CStr::from_bytes_until_nul(rest).ok()?;
-            rest = rest.get(name.to_bytes_with_nul().len()..)?;
-            self.add(fd, name)?;
+        let mut found = Self { page: Page::take(), len_bytes: 0, names, names_bytes };
+        for name in names_in(found.names.bytes().get(..names_bytes)?) {
+            let (page, at) = (&mut found.page, found.len_bytes);
+            found.len_bytes += put(fd, name, page.bytes_mut().get_mut(at..)?)?;
         }
-        Some(())
+        Some(found)
     }
 
-    fn add(&mut self, fd: c_int, name: &CStr) -> Option<()> {
-        let mut value = Page::take();
-        let len = query::fgetxattr(fd, name, value.bytes_mut()).ok()?;
-        let space = self.page.bytes_mut().get_mut(self.len_bytes..)?;
-        self.len_bytes += put_extended(name.to_bytes(), value.bytes().get(..len)?, space)?;
-        Some(())
+    /// Returns whether the file has the attribute `name`.
+    pub(crate) fn has(&self, name: &CStr) -> bool {
+        let names = self.names.bytes().get(..self.names_bytes).unwrap_or_default();
+        names_in(names).any(|found| found == name)
     }
 
     pub(crate) fn bytes(&self) -> &[u8] {
         self.page.bytes().get(..self.len_bytes).unwrap_or_default()
     }
+}
+
+/// Returns the names in a list of names, each with a NUL.
+fn names_in(list: &[u8]) -> impl Iterator<Item = &CStr> {
+    list.split_inclusive(|byte| *byte == 0).map_while(|name| CStr::from_bytes_with_nul(name).ok())
+}
+
+/// Puts the attribute `name` of a file into `space`. Returns its length there.
+fn put(fd: c_int, name: &CStr, space: &mut [u8]) -> Option<usize> {
+    let mut value = Page::take();
+    let len = query::fgetxattr(fd, name, value.bytes_mut()).ok()?;
+    put_extended(name.to_bytes(), value.bytes().get(..len)?, space)
 }

@@ -43,6 +43,14 @@ pub(crate) fn by_kernel(returned: isize) -> isize {
     if returned < 0 { -isize::try_from(errno()).unwrap_or(5) } else { returned }
 }
 
+/// Runs `work`, and leaves `errno` as it was.
+pub(crate) fn keeping_errno<R>(work: impl FnOnce() -> R) -> R {
+    let errno = errno();
+    let result = work();
+    set_errno(errno);
+    result
+}
+
 /// Makes a call that has no pointers among its arguments.
 macro_rules! plain {
     ($(#[$doc:meta])* $name:ident = $number:ident($($argument:ident: $kind:ty),*)) => {
