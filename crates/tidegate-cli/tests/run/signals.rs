@@ -41,3 +41,13 @@ fn no_handler_runs_inside_an_operation() {
     assert!(resent > 0, "no signal arrived in an operation");
     assert!(syncs < 20, "{syncs} real syncs");
 }
+
+#[test]
+fn a_killed_child_of_vfork_leaves_its_parent_no_blocked_signals() {
+    let bed = Bed::new();
+    let pool = bed.pool();
+    for runner in [Runner::Plain, Runner::Run(&pool)] {
+        let mut program = runner.command(compiled("vforked", &["-pthread"]), bed.disk());
+        assert_eq!(succeed(program.arg("300")), "handled\n");
+    }
+}

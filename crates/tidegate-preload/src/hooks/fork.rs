@@ -97,9 +97,9 @@ fn in_same_memory(flags: c_int, clone: impl FnOnce() -> c_int) -> c_int {
     if flags & libc::CLONE_VFORK == 0 {
         return unseen::leaving_table(clone);
     }
-    process::set_vfork_child(true);
+    let before = process::become_vfork_child();
     let result = clone();
-    process::set_vfork_child(false);
+    process::end_vfork_child(before);
     result
 }
 

@@ -160,9 +160,9 @@ mod tests {
 
     #[test]
     fn a_filter_of_a_child_of_vfork_is_none_of_its_parent() {
-        process::set_vfork_child(true);
+        let before = process::become_vfork_child();
         give_up_for_filter();
-        process::set_vfork_child(false);
+        process::end_vfork_child(before);
         assert!(!process::is_filtered());
         give_up_for_filter();
         assert!(process::is_filtered());

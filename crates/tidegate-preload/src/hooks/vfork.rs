@@ -7,11 +7,11 @@
 
 use std::ffi::c_int;
 
-use crate::state::process;
+use crate::state::process::{self, BeforeVfork};
 use crate::sys::raw;
 
-// The child returns to the caller and runs over the stack below. So the return address is kept in a
-// register, which child and parent each have.
+// The child returns to the caller and runs over the stack below. So the return address and what
+// `before` has returned are kept in registers, which child and parent each have.
 #[cfg(target_arch = "x86_64")]
 #[unsafe(no_mangle)]
 #[unsafe(naked)]
@@ -20,6 +20,7 @@ extern "C" fn vfork() -> c_int {
         "sub rsp, 8",
         "call {before}",
         "add rsp, 8",
+        "mov rsi, rax",
         "pop rdi",
         "mov eax, 58",
         "syscall",
@@ -46,6 +47,7 @@ extern "C" fn vfork() -> c_int {
         "bl {before}",
         "ldp x29, x30, [sp], #16",
         "mov x9, x30",
+        "mov x10, x0",
         "mov x0, #0x4111", // CLONE_VM | CLONE_VFORK | SIGCHLD
         "mov x1, #0",
         "mov x2, #0",
@@ -56,6 +58,7 @@ extern "C" fn vfork() -> c_int {
         "mov x30, x9",
         "cbz x0, 2f",
         "stp x29, x30, [sp, #-16]!",
+        "mov x1, x10",
         "bl {after}",
         "ldp x29, x30, [sp], #16",
         "2:",
@@ -65,12 +68,13 @@ extern "C" fn vfork() -> c_int {
     )
 }
 
-extern "C" fn before() {
-    process::set_vfork_child(true);
+/// Marks the thread. The result goes through the assembly in a register.
+extern "C" fn before() -> BeforeVfork {
+    process::become_vfork_child()
 }
 
 /// Clears the mark in the parent, when the child has called `exec` or ended, or none was made.
-extern "C" fn after(result: isize) -> c_int {
-    process::set_vfork_child(false);
+extern "C" fn after(result: isize, before: BeforeVfork) -> c_int {
+    process::end_vfork_child(before);
     raw::returned_int(result)
 }

@@ -32,7 +32,7 @@ use tidegate::log::cover::Cause;
 use tidegate::log::{self, Log, Ring};
 
 use crate::sys::raw;
-use crate::sys::signals::SignalsBlocked;
+use crate::sys::signals::{self, SignalsBlocked};
 
 /// Default number of a descriptor's sync that covers its file. Not the first one, since most files
 /// are synced only once.
@@ -112,6 +112,7 @@ static WRITES_UNSEEN: AtomicBool = AtomicBool::new(false);
 
 /// Whether a thread has a table of descriptors apart from the threads that share its memory.
 #[derive(Clone, Copy, PartialEq, Eq)]
+#[repr(u8)]
 enum Apart {
     No,
     /// A child of `vfork`, with the parent's memory and descriptors of its own.
@@ -234,10 +235,32 @@ pub(crate) fn set_own_descriptors() {
     APART.set(Apart::OwnDescriptors);
 }
 
-/// Sets whether the calling thread is a child of `vfork`. To be called in the parent before and
-/// after `vfork`: the child runs on the memory of the parent's thread.
-pub(crate) fn set_vfork_child(is: bool) {
-    APART.set(if is { Apart::VforkChild } else { Apart::No });
+/// The notes of a thread before `vfork`, in one register: [`Apart`], the number of its holders from
+/// bit 8 on, and that of its signal handlers from bit 32 on. The child runs on the memory of the
+/// thread, and may be killed at any moment.
+#[derive(Clone, Copy)]
+#[repr(transparent)]
+pub(crate) struct BeforeVfork(u64);
+
+/// Notes that the calling thread is a child of `vfork`. To be called in the parent.
+pub(crate) fn become_vfork_child() -> BeforeVfork {
+    let apart = APART.replace(Apart::VforkChild) as u8;
+    let (holders, handlers) = (HOLDERS_HERE.get() & HOLDERS_MOST, signals::handlers());
+    log::after_fork();
+    BeforeVfork(u64::from(apart) | u64::from(holders) << 8 | u64::from(handlers) << 32)
+}
+
+/// Notes that the child of `vfork` has called `exec` or ended, or that none was made. To be called
+/// in the parent. If the child was killed, its operations have not ended.
+pub(crate) fn end_vfork_child(BeforeVfork(before): BeforeVfork) {
+    let [apart, ..] = before.to_le_bytes();
+    let was = |state: &Apart| *state as u8 == apart;
+    let all = [Apart::No, Apart::VforkChild, Apart::OwnDescriptors];
+    APART.set(all.into_iter().find(was).unwrap_or(Apart::No));
+    let holders = u32::try_from(before >> 8 & u64::from(HOLDERS_MOST)).unwrap_or(0);
+    let left = HOLDERS_HERE.replace(holders).wrapping_sub(holders);
+    HOLDERS.fetch_sub(left, Ordering::SeqCst);
+    signals::forget_child(u32::try_from(before >> 32).unwrap_or(0));
     log::after_fork();
 }
 
@@ -289,8 +312,11 @@ static HOLDERS: AtomicU32 = AtomicU32::new(0);
 /// Timeout of [`give_up`] for the next change of [`HOLDERS`].
 const HOLDER_TIMEOUT: Duration = Duration::from_secs(1);
 
+/// No thread has more [`Holder`]s than a few, one inside the other.
+const HOLDERS_MOST: u32 = 0xff_ffff;
+
 thread_local! {
-    /// Number of the thread's [`Holder`]s.
+    /// Number of the thread's [`Holder`]s, at most [`HOLDERS_MOST`].
     static HOLDERS_HERE: Cell<u32> = const { Cell::new(0) };
 }
 

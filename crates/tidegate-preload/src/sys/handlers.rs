@@ -180,6 +180,7 @@ actions!(sigaction __sigaction);
 
 /// Declares hooks of `signal` and its kin; `$stands` says whether [`enter`] stands before handlers
 /// that they install: not before those that the kernel resets, and not before what `sigset` holds.
+/// Handlers that `signal` installs get no context on other architectures than x86-64.
 macro_rules! handlers {
     ($stands:literal: $($name:ident)*) => {$(
         #[cfg_attr(not(test), unsafe(no_mangle))]
@@ -202,7 +203,10 @@ macro_rules! handlers {
         }
     )*};
 }
+#[cfg(target_arch = "x86_64")]
 handlers!(true: signal bsd_signal ssignal);
+#[cfg(not(target_arch = "x86_64"))]
+handlers!(false: signal bsd_signal ssignal);
 handlers!(false: sysv_signal __sysv_signal sigset);
 
 #[cfg(test)]

@@ -77,7 +77,7 @@ thread_local! {
     static MASKED: Cell<Masked> = const { Cell::new(UNMASKED) };
     /// Handlers that have begun and not returned. One that jumps out counts for ever: operations
     /// then block signals.
-    static HANDLERS: Cell<usize> = const { Cell::new(0) };
+    static HANDLERS: Cell<u32> = const { Cell::new(0) };
 }
 
 /// How an operation keeps handlers out.
@@ -137,7 +137,7 @@ impl Drop for SignalsBlocked {
 /// Blocks signals. Stores nothing before: until then a handler may run and not return.
 #[cold]
 fn block() {
-    let before = set_mask(BLOCKED);
+    let before = change_mask(libc::SIG_BLOCK, BLOCKED);
     let masked = match MASKED.get() {
         // If signals are not blocked now, a fault's handler has jumped out of the operations.
         Masked { before: Some(_), .. } if before & BLOCKED != BLOCKED => UNMASKED,
@@ -164,6 +164,19 @@ fn end_deferring() {
     if MASKED.get().before.is_some() {
         release_after_last();
     }
+}
+
+/// Returns how many handlers run in this thread.
+pub(crate) fn handlers() -> u32 {
+    HANDLERS.get()
+}
+
+/// Forgets all operations of this thread, and handlers beyond the first `handlers`: a child of
+/// `vfork`, which ran on the memory of this thread, was killed in them.
+pub(crate) fn forget_child(handlers: u32) {
+    DEFERRING.set(0);
+    MASKED.set(UNMASKED);
+    HANDLERS.set(handlers);
 }
 
 /// Restores the program's mask after the last operation. Stores nothing after: a handler may run at
@@ -257,6 +270,7 @@ fn change_mask(how: c_int, mask: u64) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::state::process::{self, Holding};
 
     fn begin_handling() {
         HANDLES_SIGNALS.store(true, Ordering::Relaxed);
@@ -277,6 +291,33 @@ mod tests {
         assert_eq!(set_mask(BLOCKED), BLOCKED);
         drop(blocked);
         assert_eq!(set_mask(before), SOME);
+    }
+
+    #[test]
+    fn a_signal_that_the_program_blocks_stays_blocked() {
+        let before = set_mask(1 << (libc::SIGABRT - 1));
+        begin_handling();
+        let blocked = SignalsBlocked::new();
+        assert_ne!(change_mask(libc::SIG_BLOCK, 0) & 1 << (libc::SIGABRT - 1), 0);
+        drop(blocked);
+        set_mask(before);
+    }
+
+    /// The child of `vfork` is killed in operations, and in a handler.
+    #[test]
+    fn operations_of_a_killed_child_of_vfork_are_over() {
+        let before = set_mask(0);
+        begin_handling();
+        let child = process::become_vfork_child();
+        assert!(deliver(libc::SIGCONT).0.is_some());
+        std::mem::forget((Holding::new(), SignalsBlocked::deferred()));
+        process::end_vfork_child(child);
+        assert!(!process::Holder::is_here() && !process::is_apart());
+        let deferred = SignalsBlocked::deferred();
+        assert!(deferred.way == Way::Defers);
+        drop(deferred);
+        assert!(deliver(libc::SIGCONT).0.is_some());
+        set_mask(before);
     }
 
     #[test]
