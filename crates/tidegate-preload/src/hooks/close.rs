@@ -22,6 +22,12 @@ pub(crate) fn forget(fd: c_int) {
     }
 }
 
+/// Forgets all that is known about the descriptors from `first` to `last`.
+fn forget_all(first: c_uint, last: c_uint) {
+    new_files::all_closed(first, last);
+    descriptors::each(first, last, |fd, _| forget(fd));
+}
+
 #[cold]
 fn released(fd: c_int, known: Known) {
     if let Some(log) = process::log() {
@@ -55,14 +61,14 @@ pub(crate) unsafe extern "C-unwind" fn close_range(
         return raw::returned_int(unseen::leaving_table(call));
     }
     if flags & ONLY_MARKS == 0 {
-        descriptors::each(first, last, |fd, _| forget(fd));
+        forget_all(first, last);
     }
     raw::returned_int(call())
 }
 
 #[unsafe(no_mangle)]
 pub(crate) unsafe extern "C-unwind" fn closefrom(first: c_int) {
-    descriptors::each(c_uint::try_from(first).unwrap_or(0), c_uint::MAX, |fd, _| forget(fd));
+    forget_all(c_uint::try_from(first).unwrap_or(0), c_uint::MAX);
     if let Some(closefrom) = next::closefrom.get() {
         // SAFETY: the C library's function of this type, with the caller's arguments.
         unsafe { closefrom(first) };
@@ -116,6 +122,8 @@ pub(crate) unsafe extern "C-unwind" fn dup(fd: c_int) -> c_int {
 /// Makes `copy` a duplicate by `number`, the call that the C library makes. If it succeeds, the
 /// kernel closes the file that `copy` was before.
 fn replace(original: c_int, copy: c_int, (number, arguments): Made) -> c_int {
+    // If the call fails, the note of a new file is lost, which makes a sync real.
+    new_files::closed(copy);
     let before = descriptors::clear(copy);
     // SAFETY: the call takes no pointers.
     let result = unsafe { raw::call(number, arguments) };
@@ -226,4 +234,42 @@ tidegate_interpose::synonyms! {
     __dup2(original: c_int, copy: c_int) = dup2(original, copy);
     fcntl(fd: c_int, command: c_int, argument: usize) = fcntl64(fd, command, argument);
     __fcntl(fd: c_int, command: c_int, argument: usize) = fcntl64(fd, command, argument);
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs::File;
+    use std::os::fd::AsRawFd;
+
+    use super::*;
+    use crate::state::files::Seen;
+    use crate::testing::World;
+
+    /// A new file, closed by a call that names another descriptor or none, is noted no longer: the
+    /// descriptor would find the note of the former file.
+    #[test]
+    fn no_note_of_a_new_file_is_left_behind_a_descriptor_that_is_closed() {
+        let world = World::of_process();
+        let other = world.file("other");
+        let ways: [fn(c_int, c_int); 4] = [
+            // SAFETY: the calls close a copy, which this test owns.
+            |fd, other| assert_eq!(unsafe { dup2(other, fd) }, fd),
+            // SAFETY: as above.
+            |fd, other| assert_eq!(unsafe { dup3(other, fd, 0) }, fd),
+            // SAFETY: as above.
+            |fd, _| assert_eq!(unsafe { close_range(fd.cast_unsigned(), fd.cast_unsigned(), 0) }, 0),
+            // SAFETY: as above.
+            |fd, _| assert_eq!(unsafe { close(fd) }, 0),
+        ];
+        for (number, closes) in ways.into_iter().enumerate() {
+            let file = File::create_new(world.path(&number.to_string())).unwrap();
+            // SAFETY: the call takes no pointers.
+            let fd = unsafe { libc::dup(file.as_raw_fd()) };
+            let seen = Seen::of(fd).unwrap();
+            let numbers = [(); 2].map(|()| world.log.file_systems().note_change_everywhere());
+            new_files::note(fd, numbers);
+            closes(fd, other.as_raw_fd());
+            assert!(new_files::find(fd, &seen).is_none(), "way {number}");
+        }
+    }
 }

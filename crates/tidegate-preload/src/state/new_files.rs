@@ -222,6 +222,15 @@ pub(crate) fn closed(fd: c_int) {
     }
 }
 
+/// Forgets the files that are noted only by descriptors from `first` to `last`, which are about to
+/// be closed.
+pub(crate) fn all_closed(first: u32, last: u32) {
+    let is_one = |new: &NewFile| u32::try_from(new.fd).is_ok_and(|fd| (first..=last).contains(&fd));
+    while BY_DESCRIPTOR.load(Ordering::Relaxed) != 0
+        && with_note(is_one, |note| *note = None).is_some()
+    {}
+}
+
 #[cfg(test)]
 mod tests {
     use std::fs::File;
