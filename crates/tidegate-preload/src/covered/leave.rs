@@ -187,6 +187,10 @@ impl Open {
         }
         let Some((entry, guard)) = self.left() else { return self.known };
         guard.keep_unlogged();
+        if !descriptors::has_place(self.fd) {
+            // Forked children will not pin the file again: it stays plain while the log is in use.
+            guard.mark_unlogged(true);
+        }
         let known = self.known.with_entry(entry).with(PINNED);
         descriptors::set(self.fd, known);
         known

@@ -2,7 +2,7 @@
 //!
 //! Invariants:
 //! 1. Each pin of this process in the log's table is noted either with a descriptor ([`PINNED`]) or
-//!    in [`pins`], unless it is meant to outlive the process.
+//!    in [`pins`]. Where there is no space for a note, a second pin outlives the process.
 //! 2. A forked child takes its own pins for all inherited files. Before `exec`, and when the
 //!    process ends, all pins are released: by the supervisor if the process has no time.
 //!
@@ -27,14 +27,22 @@ pub(crate) fn pin(open: &Open) -> Option<FileRef> {
         return None;
     }
     let file = open.pin_until_exit()?;
-    pins::note(file);
+    note(open.log, file);
     Some(file)
 }
 
 /// Pins a file that is not open here, until this process ends or [`unpin`] is called.
 pub(crate) fn pin_closed(log: &Log, file: FileRef) {
     leave_closed(log, file, FileGuard::keep_unlogged);
-    pins::note(file);
+    note(log, file);
+}
+
+/// Notes a file that this process has pinned. If there is no space for the note, the file stays
+/// plain while the log is in use, since forked children could not pin it again.
+fn note(log: &Log, file: FileRef) {
+    if !pins::note(file) {
+        locked(log, file, |guard| guard.mark_unlogged(true));
+    }
 }
 
 /// Releases one [`pin`] of a file that was not changed after all.
@@ -69,9 +77,8 @@ pub(crate) fn while_plain(fd: c_int, change: impl FnOnce() -> isize) -> isize {
 
 /// Runs a change by the C library of the file at this path, as [`while_plain`] does.
 pub(crate) fn while_plain_at<R>(path: &CStr, change: impl FnOnce() -> R) -> R {
-    let errno = raw::errno();
-    let stat = process::log().zip(query::fstatat(libc::AT_FDCWD, path, 0).ok());
-    raw::set_errno(errno);
+    let look_up = || process::log().zip(query::fstatat(libc::AT_FDCWD, path, 0).ok());
+    let stat = raw::keeping_errno(look_up);
     let Some((log, stat)) = stat else { return metadata::counted(change) };
     while_out(log, &stat, change)
 }
@@ -147,4 +154,24 @@ pub(crate) fn take_again() {
         }
     });
     pins::each(|file| locked(log, file, FileGuard::keep_unlogged));
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::World;
+
+    /// A forked child takes the pins that are noted, and none else.
+    #[test]
+    fn a_pin_without_a_note_outlives_the_process() {
+        let world = World::new();
+        for is_full in [false, true] {
+            let file = world.file(if is_full { "unnoted" } else { "noted" });
+            let open = world.open(&file, 0);
+            while is_full && pins::note(FileRef::from_word(u64::MAX)) {}
+            let pinned = pin(&open).unwrap();
+            locked(world.log, pinned, FileGuard::stop_keeping);
+            assert_eq!(world.log.is_pinned(pinned), is_full);
+        }
+    }
 }

@@ -216,6 +216,11 @@ pub(crate) fn get(fd: c_int) -> Known {
     slot(fd).map_or(Known::UNKNOWN, Slot::load)
 }
 
+/// Returns whether facts about `fd` can be noted. The limit of open files is mostly lower.
+pub(crate) fn has_place(fd: c_int) -> bool {
+    usize::try_from(fd).is_ok_and(|at| at < LIMIT)
+}
+
 /// Notes the facts about `fd`.
 pub(crate) fn set(fd: c_int, known: Known) {
     let Some(slot) = slot(fd) else { return };

@@ -10,14 +10,12 @@ use tidegate::log::FileRef;
 /// Entries of the log's table as words, 0 for none.
 static PINNED: [AtomicU64; 256] = [const { AtomicU64::new(0) }; 256];
 
-/// Notes a file that this process has pinned in the log's table.
-pub(crate) fn note(file: FileRef) {
-    // If the table is full, the pin stays until the supervisor hears of the process's end.
-    for word in &PINNED {
-        if word.compare_exchange(0, file.to_word(), Ordering::AcqRel, Ordering::Relaxed).is_ok() {
-            return;
-        }
-    }
+/// Notes a file that this process has pinned in the log's table. Returns whether there was space.
+#[must_use = "a forked child does not pin the file again"]
+pub(crate) fn note(file: FileRef) -> bool {
+    PINNED.iter().any(|word| {
+        word.compare_exchange(0, file.to_word(), Ordering::AcqRel, Ordering::Relaxed).is_ok()
+    })
 }
 
 /// Returns whether the file is noted.
