@@ -13,6 +13,7 @@
 #![allow(clippy::missing_safety_doc)] // as in the manual of each
 
 use std::ffi::c_int;
+use std::ops::Deref;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
 
@@ -107,9 +108,11 @@ pub(crate) struct Unlocked {
     _holding: Holding,
 }
 
-impl Unlocked {
-    pub(crate) fn number(&self) -> c_int {
-        self.opened.number()
+impl Deref for Unlocked {
+    type Target = Opened;
+
+    fn deref(&self) -> &Opened {
+        &self.opened
     }
 }
 

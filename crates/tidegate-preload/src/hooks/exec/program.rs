@@ -10,6 +10,7 @@ use tidegate_interpose::image::{self, HEAD_BYTES, Image};
 use tidegate_interpose::own_calls;
 
 use crate::state::process::{self, Attached};
+use crate::state::record_locks::{self, Unlocked};
 use crate::state::{objects, supervisor};
 use crate::sys::page::Mapped;
 use crate::sys::path::{LINK_BYTES, Opened, PathBuffer, of_descriptor, proc_link};
@@ -44,7 +45,6 @@ const SCRIPTS_MOST: usize = 5;
 
 /// Judges the program that `execveat` would start with these arguments.
 pub(super) fn judge(directory: c_int, path: &CStr, flags: c_int) -> Judged {
-    const READ: c_int = libc::O_RDONLY | libc::O_NONBLOCK | libc::O_NOCTTY;
     let mut link = [0; LINK_BYTES];
     let (directory, path) = if path.is_empty() && flags & libc::AT_EMPTY_PATH != 0 {
         (libc::AT_FDCWD, proc_link(directory, &mut link))
@@ -52,18 +52,18 @@ pub(super) fn judge(directory: c_int, path: &CStr, flags: c_int) -> Judged {
         (directory, path)
     };
     let mut is_trusted = is_trusted(directory, path);
-    let mut opened = Opened::open(directory, path, READ);
+    let mut opened = open(directory, path);
     let mut interpreter = PathBuffer::new();
     for _ in 0..SCRIPTS_MOST {
         let judged = match &opened {
             Ok(opened) => judge_opened(opened, &mut interpreter),
-            Err(error) => Ok(unopened(*error)),
+            Err(why) => Ok(*why),
         };
         if let Ok((verdict, cause)) = judged {
             return Judged { verdict, cause, is_trusted };
         }
         is_trusted |= self::is_trusted(libc::AT_FDCWD, interpreter.as_c_str());
-        opened = Opened::open(libc::AT_FDCWD, interpreter.as_c_str(), READ);
+        opened = open(libc::AT_FDCWD, interpreter.as_c_str());
     }
     Judged { verdict: Verdict::Alone, cause: None, is_trusted }
 }
@@ -73,6 +73,18 @@ type Why = (Verdict, Option<Cause>);
 
 const MISSING: Why = (Verdict::Missing, None);
 const PRIVILEGED: Why = (Verdict::Alone, Some(Cause::PrivilegedProgram));
+/// This process may hold a record lock on the program's file, so that it must not be opened here.
+const LOCKED: Why = (Verdict::Alone, None);
+
+/// Opens a program to judge it.
+fn open(directory: c_int, path: &CStr) -> Result<Unlocked, Why> {
+    const READ: c_int = libc::O_RDONLY | libc::O_NONBLOCK | libc::O_NOCTTY;
+    let stat = query::fstatat(directory, path, 0).map_err(unopened)?;
+    let mut error = None;
+    let open = || Opened::open(directory, path, READ).inspect_err(|errno| error = Some(*errno));
+    let opened = record_locks::open(stat.st_dev, stat.st_ino, open);
+    opened.ok_or_else(|| error.map_or(LOCKED, unopened))
+}
 
 fn unopened(error: raw::Errno) -> Why {
     // A program may be executable and not readable.
@@ -271,6 +283,16 @@ mod tests {
         assert_eq!(judge_path(&endless), Verdict::Alone);
         assert_eq!(judge_path(&write("lost", "#!/no/such/program\n")), Verdict::Missing);
         assert_eq!(judge_path(&write("plain", "echo\n")), Verdict::Alone);
+    }
+
+    /// The close would release the lock.
+    #[test]
+    fn a_program_under_a_record_lock_is_not_opened() {
+        let program = tempfile::NamedTempFile::new().unwrap();
+        fs::copy("/bin/sh", program.path()).unwrap();
+        assert_eq!(judge_path(program.path()), Verdict::Preloaded);
+        record_locks::note(std::os::fd::AsRawFd::as_raw_fd(program.as_file()));
+        assert_eq!(judge_path(program.path()), Verdict::Alone);
     }
 
     #[test]
