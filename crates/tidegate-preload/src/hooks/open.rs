@@ -20,6 +20,9 @@ use crate::state::files::Seen;
 use crate::state::process;
 use crate::sys::{next, query, raw, readable};
 
+/// Errors of an open for writing that succeeds with `O_TRUNC`: a layer would copy a file that does
+/// not fit, or takes only opens that empty the file.
+const NEED_TRUNC: [c_int; 4] = [libc::ENOSPC, libc::EDQUOT, libc::EINVAL, libc::EOPNOTSUPP];
 const CREATE_NEW: c_int = libc::O_CREAT | libc::O_EXCL;
 
 /// An open that the program asks for.
@@ -68,6 +71,9 @@ impl Request<'_> {
             Before::There => shown(request.existing()),
             Before::Missing => request.make(),
         };
+        if fd < 0 && self.empties() && NEED_TRUNC.contains(&raw::errno()) {
+            return shown(self.existing());
+        }
         if fd < 0 {
             return fd;
         }
