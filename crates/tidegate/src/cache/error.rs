@@ -1,9 +1,13 @@
 //! Errors of opening and resizing a cache pool.
 
 use super::router::mode::Mode;
+use super::store::layout::{PAGE_BYTES, PAGES_MAX};
 use crate::device::DeviceError;
 use crate::pmem::PmemError;
 use crate::pool::PoolError;
+
+/// Largest size of a backing in bytes.
+const BACKING_BYTES_MAX: u64 = PAGES_MAX * PAGE_BYTES;
 
 /// An error of opening or resizing a cache pool.
 #[derive(Debug, thiserror::Error)]
@@ -63,6 +67,14 @@ pub enum CacheError {
         bytes.next_multiple_of(4096)
     )]
     PartialPage {
+        /// Size of the backing in bytes.
+        bytes: u64,
+    },
+    /// The backing has more pages than a cache can number.
+    #[error(
+        "the backing has {bytes} bytes, expected at most {BACKING_BYTES_MAX} (1 EiB) for a cache: use a smaller backing, or a pool of --engine log"
+    )]
+    TooLarge {
         /// Size of the backing in bytes.
         bytes: u64,
     },

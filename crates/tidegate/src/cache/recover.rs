@@ -43,9 +43,9 @@ use super::store::Store;
 use super::store::header::{Binding, CacheHeader, features_of};
 use super::store::lane::{LANES, Lanes};
 use super::store::layout::{
-    ALL_PART_HEADERS, Decoded, HEADER, HEADER_BYTES, PAGE, PAGE_BYTES, SlotHeader, VERDICT_OFFSET,
-    VERSION, commit_offset, data_check, is_changed_split, is_one_bit_off, is_part, part_of,
-    split_header, stored_bytes, units_of, whole_slot,
+    ALL_PART_HEADERS, Decoded, HEADER, HEADER_BYTES, PAGE, PAGE_BYTES, PAGES_MAX, SlotHeader,
+    VERDICT_OFFSET, VERSION, commit_offset, data_check, is_changed_split, is_one_bit_off, is_part,
+    part_of, split_header, stored_bytes, units_of, whole_slot,
 };
 use super::{CacheDeviceOptions, Core, LOCKS_LOG2};
 use crate::device::{BlockDevice, BlockDeviceExt, Geometry};
@@ -490,6 +490,10 @@ fn core_of(
     Core { store, backing, pages, writer, background, router, choices, requests }
 }
 
+/// Returns the geometry of the cache of `header` over `backing`.
+///
+/// # Errors
+/// Fails if the size of the backing is no whole number of pages, or has too many pages.
 fn geometry_over(
     backing: &dyn BlockDevice,
     header: &CacheHeader,
@@ -500,6 +504,10 @@ fn geometry_over(
     let bytes = below.size_bytes();
     if !bytes.is_multiple_of(PAGE_BYTES) {
         return Err(CacheError::PartialPage { bytes });
+    }
+    // Headers and the index would cut off the upper bits of a larger page number.
+    if bytes / PAGE_BYTES > PAGES_MAX {
+        return Err(CacheError::TooLarge { bytes });
     }
     Ok(Geometry {
         block_bytes,

@@ -30,11 +30,12 @@ use super::counters::Counter;
 use super::pages::cluster::Sharding;
 use super::pages::index::{Shard, Usage};
 use super::router::mode::Mode;
-use super::store::layout::{HEADER_BYTES, PAGE_BYTES, Places};
+use super::store::layout::{HEADER_BYTES, PAGE_BYTES, PAGES_MAX, Places};
 use super::*;
 use crate::device::conformance::{self, Model, Promises};
 use crate::device::fault::{Effect, Fault, Rule, When};
 use crate::device::memory::MemoryDevice;
+use crate::device::null::NullDevice;
 use crate::device::{AsyncRequest, DeviceErrorKind, Op, Operation, WriteFlags};
 use crate::pmem::{Counters as Stores, RegionOptions};
 use crate::sync::{AtomicBool, AtomicU64};
@@ -448,6 +449,27 @@ fn a_backing_that_does_not_fit_is_refused() {
     let partial = Arc::new(MemoryDevice::new(512, 9).unwrap());
     let refused = CacheDevice::open(region, partial, binding(), NO_THREAD);
     assert!(matches!(refused.map(drop), Err(CacheError::PartialPage { bytes: 4608 })));
+}
+
+/// A larger page number would lose its upper bits: the page would be another one.
+#[test]
+fn a_backing_with_more_pages_than_numbers_is_refused() {
+    let region = pool(16);
+    let open_over = |pages| {
+        let backing = Arc::new(NullDevice::new(4096, pages).unwrap());
+        CacheDevice::open(Arc::clone(&region), backing, binding(), NO_THREAD)
+    };
+    let device = open_over(PAGES_MAX).unwrap();
+    write(&device, PAGES_MAX - 1, 7);
+    assert_eq!((read(&device, PAGES_MAX - 1), read(&device, 0)), (7, 0));
+    drop(device);
+    let refused = open_over(PAGES_MAX + 1).map(drop).unwrap_err();
+    assert!(matches!(refused, CacheError::TooLarge { .. }));
+    let words = refused.to_string();
+    for part in ["1152921504606851072 bytes", "at most 1152921504606846976", "--engine log"] {
+        assert!(words.contains(part), "{words}");
+    }
+    assert_eq!(read(&open_over(PAGES_MAX).unwrap(), PAGES_MAX - 1), 7, "the pool is as it was");
 }
 
 #[test]
