@@ -5,6 +5,7 @@ use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use tidegate::backing::{BackingUrl, Opening};
 use tidegate::device::conformance::{self, Promises};
 use tidegate::device::nbd::{NbdAddress, NbdDevice, NbdOptions};
 use tidegate::device::{BlockDevice, BlockDeviceExt, DeviceErrorKind, WriteFlags};
@@ -19,6 +20,7 @@ fn options(socket: &Path, export: &str) -> NbdOptions {
         export: export.into(),
         name: format!("nbd+unix:///{export}?socket={}", socket.display()),
         timeout: Duration::from_secs(30),
+        block_bytes: None,
     }
 }
 
@@ -33,6 +35,18 @@ fn it_conforms_over_our_server() {
     assert_eq!(device.geometry().size_bytes(), 4 << 20);
     conformance::check(&*device, Promises::default());
     conformance::check_started(&device, Promises::default());
+}
+
+#[test]
+fn a_backing_has_the_blocks_of_its_pool_or_else_those_that_the_server_prefers() {
+    let server = TestServer::memory();
+    let url = format!("nbd+unix:///?socket={}", server.path().display());
+    let url: BackingUrl = url.parse().expect("a URL");
+    for (asked, expected) in [(None, 4096), (Some(512), 512), (Some(2048), 2048)] {
+        let opening = Opening { pool: Path::new("/nowhere"), block_bytes: asked };
+        let backing = url.open(&opening).expect("the server is ready");
+        assert_eq!(backing.device.geometry().block_bytes, expected, "{asked:?}");
+    }
 }
 
 /// Requests longer than the server takes are cut.

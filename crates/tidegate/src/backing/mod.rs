@@ -58,8 +58,8 @@ pub struct Scheme {
 pub struct Opening<'a> {
     /// The pool's file or device.
     pub pool: &'a Path,
-    /// Size of a block in bytes in the pool's last use of its backing, if it had one. A file or a
-    /// disk takes blocks of this size, whatever its own size is.
+    /// Size of a block in bytes in the pool's last use of its backing, if it had one. The
+    /// backing takes blocks of this size if its own size is whole ones, and its server allows them.
     pub block_bytes: Option<u32>,
 }
 

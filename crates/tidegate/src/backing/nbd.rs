@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use super::areas::Areas;
 use super::observe::Observer;
-use super::{BackingError, OpenBacking, Scheme, parse_time};
+use super::{BackingError, OpenBacking, Opening, Scheme, parse_time};
 use crate::device::BlockDevice;
 use crate::device::nbd::{NbdAddress, NbdDevice, NbdExport, NbdOptions};
 use crate::log::identity;
@@ -36,7 +36,7 @@ pub(super) static TCP: Scheme = Scheme {
     example: "nbd://storage.example:10809/disk?timeout=60s",
     identified_by: IDENTIFIED_BY,
     parse: |rest| NbdScheme::Tcp.options(rest).map(|_| rest.to_owned()),
-    open: |rest, _opening| NbdScheme::Tcp.open(rest),
+    open: |rest, opening| NbdScheme::Tcp.open(rest, opening),
 };
 
 /// `nbd+unix:///EXPORT?socket=PATH`.
@@ -47,7 +47,7 @@ pub(super) static UNIX: Scheme = Scheme {
     example: "nbd+unix:///disk?socket=/run/nbd.sock",
     identified_by: IDENTIFIED_BY,
     parse: |rest| NbdScheme::Unix.options(rest).map(|_| rest.to_owned()),
-    open: |rest, _opening| NbdScheme::Unix.open(rest),
+    open: |rest, opening| NbdScheme::Unix.open(rest, opening),
 };
 
 /// Where the server of a scheme listens.
@@ -57,10 +57,11 @@ enum NbdScheme {
 }
 
 impl NbdScheme {
-    fn open(&self, rest: &str) -> Result<OpenBacking, BackingError> {
-        let options = self.options(rest);
+    fn open(&self, rest: &str, opening: &Opening<'_>) -> Result<OpenBacking, BackingError> {
         let unfit = |reason| BackingError::Unfit { url: self.url(rest), reason };
-        let device = NbdDevice::open(&options.map_err(unfit)?)?;
+        let options = self.options(rest).map_err(unfit)?;
+        let options = NbdOptions { block_bytes: opening.block_bytes, ..options };
+        let device = NbdDevice::open(&options)?;
         if device.geometry().read_only {
             let reason = "the server exports it read-only, but a backing is written; \
                           have it exported for writing";
@@ -109,7 +110,7 @@ impl NbdScheme {
             (Self::Unix, None) => return Err(format!("`{name}` has no socket=PATH")),
             (Self::Unix, _) => return Err(format!("`{name}` names a host, or an empty socket")),
         };
-        Ok(NbdOptions { address, export: decoded(export)?, name, timeout })
+        Ok(NbdOptions { address, export: decoded(export)?, name, timeout, block_bytes: None })
     }
 }
 

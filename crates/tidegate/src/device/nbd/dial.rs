@@ -20,7 +20,7 @@ use rustix::net::{
 use rustix::time::Timespec;
 
 use super::error::NbdError;
-use super::export::Rules;
+use super::export::NbdExport;
 use super::handshake::{Handshake, Step};
 
 /// Time limit of a connection and its handshake.
@@ -79,7 +79,7 @@ impl Endpoints {
 
     /// Connects to the first socket that answers, and opens the export called `name`, within
     /// [`DIAL_TIMEOUT`] and not after `until`. TCP gives up an unanswered connection after
-    /// `give_up_after`.
+    /// `give_up_after`. Returns the socket, and the export as the server describes it.
     ///
     /// # Errors
     /// Fails with the error of the last socket, if none can be connected or the handshake fails.
@@ -88,15 +88,15 @@ impl Endpoints {
         name: &str,
         until: Option<Instant>,
         give_up_after: Duration,
-    ) -> Result<(OwnedFd, Rules), NbdError> {
+    ) -> Result<(OwnedFd, NbdExport), NbdError> {
         let limit = Instant::now() + DIAL_TIMEOUT;
         let until = until.map_or(limit, |until| until.min(limit));
         let socket = match self {
             Self::Unix(path) => connect_unix(path)?,
             Self::Tcp(addresses) => connect_first(addresses, until, give_up_after)?,
         };
-        let rules = shake_hands(&socket, name, until)?;
-        Ok((socket, rules))
+        let export = shake_hands(&socket, name, until)?;
+        Ok((socket, export))
     }
 }
 
@@ -151,7 +151,7 @@ fn new_socket(family: AddressFamily) -> Result<OwnedFd, NbdError> {
         .map_err(NbdError::os("make a socket"))
 }
 
-fn shake_hands(socket: &OwnedFd, name: &str, until: Instant) -> Result<Rules, NbdError> {
+fn shake_hands(socket: &OwnedFd, name: &str, until: Instant) -> Result<NbdExport, NbdError> {
     let mut handshake = Handshake::new(name);
     let (mut input, mut output) = (Vec::new(), Vec::new());
     loop {
@@ -161,7 +161,7 @@ fn shake_hands(socket: &OwnedFd, name: &str, until: Instant) -> Result<Rules, Nb
         match step {
             Step::Again => {}
             Step::NeedInput => receive_more(socket, &mut input, until)?,
-            Step::Done if input.is_empty() => return Rules::of(handshake.into_export()),
+            Step::Done if input.is_empty() => return Ok(handshake.into_export()),
             Step::Done => {
                 let message = "bytes that answer no request".into();
                 return Err(NbdError::Protocol(message));

@@ -4,12 +4,14 @@ use super::error::NbdError;
 use super::protocol::export_flag::{
     READ_ONLY, SEND_FAST_ZERO, SEND_FLUSH, SEND_FUA, SEND_TRIM, SEND_WRITE_ZEROES,
 };
-use crate::device::Geometry;
+use crate::device::{Geometry, is_block_bytes};
 
 /// Most bytes of one request, which every server accepts; less if the server's limit is lower.
 pub(super) const REQUEST_BYTES_MAX: u32 = 32 << 20;
 /// Most bytes of a write of zeroes as data.
 const ZEROES_BYTES_MAX: u32 = 1 << 20;
+/// Smallest block in bytes.
+const BLOCK_BYTES_MIN: u32 = 512;
 /// The block sizes of a server that does not state them.
 const UNTOLD: (u32, u32, u32) = (1, 4096, REQUEST_BYTES_MAX);
 
@@ -52,13 +54,14 @@ pub(super) struct Rules {
 }
 
 impl Rules {
-    /// Makes the rules for `export`. A partial block at its end is not used.
+    /// Makes the rules for `export`, with blocks of `block_bytes` bytes if server and size allow
+    /// it.
     ///
     /// # Errors
     /// Fails as [`NbdError::Unfit`] if a device cannot use the export.
-    pub(super) fn of(export: NbdExport) -> Result<Self, NbdError> {
+    pub(super) fn of(export: NbdExport, block_bytes: Option<u32>) -> Result<Self, NbdError> {
         let (minimum, preferred, maximum) = export.block_sizes;
-        let block_bytes = block_bytes(&export)?;
+        let block_bytes = whole_block_bytes(&export, block_bytes.unwrap_or(preferred))?;
         let whole = |bytes: u32| bytes.min(maximum) / block_bytes * block_bytes;
         let request_bytes_max = whole(REQUEST_BYTES_MAX);
         if request_bytes_max == 0 {
@@ -82,12 +85,12 @@ impl Rules {
         Ok(Self { export, geometry, request_bytes_max, zeroes_bytes_max })
     }
 
-    /// Checks that `now`, the rules after a reconnection, fit this device.
+    /// Checks that these rules fit `is`, the export after a reconnection.
     ///
     /// # Errors
     /// Fails as [`NbdError::Unfit`], naming the change.
-    pub(super) fn check_again(&self, now: &Self) -> Result<(), NbdError> {
-        let (was, is) = (&self.export, &now.export);
+    pub(super) fn check_again(&self, is: &NbdExport) -> Result<(), NbdError> {
+        let was = &self.export;
         let needed = SEND_FLUSH | SEND_FUA | SEND_TRIM | SEND_WRITE_ZEROES | SEND_FAST_ZERO;
         let changed = if was.size_bytes != is.size_bytes {
             format!("it has {} bytes, expected {}", is.size_bytes, was.size_bytes)
@@ -100,7 +103,7 @@ impl Rules {
             "it is read-only now".to_owned()
         } else if was.flags & needed & !is.flags != 0 {
             format!("its flags are {:#x}, expected all of {:#x}", is.flags, was.flags & needed)
-        } else if is.block_sizes.0 > self.geometry.block_bytes
+        } else if !self.geometry.block_bytes.is_multiple_of(is.block_sizes.0.max(1))
             || is.block_sizes.2 < self.request_bytes_max
         {
             format!("its block sizes are {:?}, expected {:?}", is.block_sizes, was.block_sizes)
@@ -111,21 +114,30 @@ impl Rules {
     }
 }
 
-/// Returns the largest block size, up to the preferred one and 4096 bytes, that divides the export;
-/// at least the server's smallest size.
-fn block_bytes(export: &NbdExport) -> Result<u32, NbdError> {
-    let (minimum, preferred, _) = export.block_sizes;
-    let sizes = [4096, 2048, 1024, 512];
-    let fits = |size: &&u32| {
-        **size <= preferred.max(minimum) && export.size_bytes.is_multiple_of(u64::from(**size))
-    };
-    let size = sizes.iter().find(fits).copied().unwrap_or(512).max(minimum);
-    if crate::device::is_block_bytes(size) && size.is_multiple_of(minimum.max(1)) {
-        return Ok(size);
+/// Returns the largest block size that divides the export: up to `most_bytes`, and at least the
+/// server's smallest size.
+///
+/// # Errors
+/// Fails as [`NbdError::Unfit`] if there is none.
+fn whole_block_bytes(export: &NbdExport, most_bytes: u32) -> Result<u32, NbdError> {
+    let (minimum, size_bytes) = (export.block_sizes.0, export.size_bytes);
+    let least = minimum.max(BLOCK_BYTES_MIN);
+    if !is_block_bytes(least) || !least.is_multiple_of(minimum.max(1)) {
+        return Err(NbdError::Unfit(format!(
+            "the smallest request has {minimum} bytes; expected a power of two up to 4096"
+        )));
     }
-    Err(NbdError::Unfit(format!(
-        "the smallest request has {minimum} bytes; expected a power of two up to 4096"
-    )))
+    let sizes = least..=most_bytes.max(least);
+    let fits = |size: &u32| sizes.contains(size) && size_bytes.is_multiple_of((*size).into());
+    [4096, 2048, 1024, BLOCK_BYTES_MIN].into_iter().find(fits).ok_or_else(|| {
+        let least_bytes = u64::from(least);
+        let grown = size_bytes.checked_next_multiple_of(least_bytes);
+        let grown = grown.unwrap_or(size_bytes / least_bytes * least_bytes);
+        NbdError::Unfit(format!(
+            "the export has {size_bytes} bytes, expected a multiple of {least}: its last bytes \
+             are in no block, `truncate -s {grown}` of its image makes it one"
+        ))
+    })
 }
 
 #[cfg(test)]
@@ -144,9 +156,10 @@ mod tests {
             (1 << 20, (512, 65536, 1 << 25), 4096),
             (1 << 20, (1, 512, u32::MAX), 512),
             (1 << 20, (4096, 4096, 1 << 25), 4096),
-            ((1 << 20) + 100, (1, 4096, 1 << 25), 512),
+            ((1 << 20) + 1024, (1024, 4096, 1 << 25), 1024),
+            (1 << 20, (1, 100, 1 << 25), 512),
         ] {
-            let rules = Rules::of(export(size, sizes)).unwrap();
+            let rules = Rules::of(export(size, sizes), None).unwrap();
             assert_eq!(rules.geometry.block_bytes, expected, "{size} {sizes:?}");
             assert_eq!(rules.geometry.blocks, size / u64::from(expected));
             assert_eq!(rules.request_bytes_max % expected, 0);
@@ -155,34 +168,73 @@ mod tests {
     }
 
     #[test]
+    fn a_pool_keeps_its_block_size_whatever_the_server_prefers() {
+        for (size, sizes, asked, expected) in [
+            (1 << 20, (512, 4096, 1 << 25), 512, 512),
+            (1 << 20, (1, 512, 1 << 25), 4096, 4096),
+            (1 << 20, UNTOLD, 2048, 2048),
+            // Neither the server nor the size allows the pool's size.
+            (1 << 20, (1024, 4096, 1 << 25), 512, 1024),
+            ((1 << 20) + 512, UNTOLD, 4096, 512),
+        ] {
+            let rules = Rules::of(export(size, sizes), Some(asked)).unwrap();
+            assert_eq!(rules.geometry.block_bytes, expected, "{size} {sizes:?} {asked}");
+            assert_eq!(rules.geometry.size_bytes(), size);
+        }
+    }
+
+    #[test]
+    fn every_byte_of_an_export_is_in_a_block_or_the_export_is_refused() {
+        for (size, minimum, grown) in [
+            ((1 << 20) + 100, 1, (1 << 20) + 512),
+            (100, 1, 512),
+            (u64::MAX, 1, u64::MAX - 511),
+            (u64::MAX - 4095 - 512, 4096, u64::MAX - 4095),
+            ((1 << 20) + 512, 4096, (1 << 20) + 4096),
+        ] {
+            for asked in [None, Some(512), Some(4096)] {
+                let sizes = (minimum, 4096, 1 << 25);
+                let error = Rules::of(export(size, sizes), asked).unwrap_err().to_string();
+                for part in [format!("{size} bytes"), format!("truncate -s {grown}")] {
+                    assert!(error.contains(&part), "{error}");
+                }
+            }
+        }
+    }
+
+    #[test]
     fn exports_that_no_device_can_be_made_of_are_refused() {
         for sizes in [(8192, 8192, 1 << 25), (1, 4096, 256), (3000, 4096, 1 << 25), (0, 0, 0)] {
-            assert!(Rules::of(export(1 << 20, sizes)).is_err(), "{sizes:?}");
+            assert!(Rules::of(export(1 << 20, sizes), None).is_err(), "{sizes:?}");
         }
         let without_flush = NbdExport { flags: 0, ..export(1 << 20, UNTOLD) };
-        let error = Rules::of(without_flush).unwrap_err().to_string();
+        let error = Rules::of(without_flush, None).unwrap_err().to_string();
         assert!(error.contains("NBD_FLAG_SEND_FLUSH"), "{error}");
         let read_only = NbdExport { flags: READ_ONLY, ..export(1 << 20, UNTOLD) };
-        assert!(Rules::of(read_only).unwrap().geometry.read_only);
+        assert!(Rules::of(read_only, None).unwrap().geometry.read_only);
     }
 
     #[test]
     fn another_export_is_noticed_after_a_reconnection() {
-        let rules = |export| Rules::of(export).unwrap();
+        let rules = |export| Rules::of(export, None).unwrap();
         let first = rules(export(1 << 20, UNTOLD));
-        first.check_again(&first).unwrap();
+        first.check_again(&first.export).unwrap();
         let more = NbdExport { flags: SEND_FLUSH | SEND_FUA, ..first.export.clone() };
-        first.check_again(&rules(more.clone())).unwrap();
+        first.check_again(&more).unwrap();
         for other in [
             export(1 << 19, UNTOLD),
             export(1 << 21, UNTOLD),
+            export((1 << 20) + 100, UNTOLD),
             export(1 << 20, (1, 4096, 1 << 20)),
+            export(1 << 20, (8192, 8192, REQUEST_BYTES_MAX)),
             NbdExport { name: "y".into(), ..first.export.clone() },
             NbdExport { flags: READ_ONLY, ..first.export.clone() },
         ] {
-            let error = first.check_again(&rules(other.clone())).unwrap_err().to_string();
+            let error = first.check_again(&other).unwrap_err().to_string();
             assert!(error.contains("another one"), "{other:?}: {error}");
         }
-        assert!(rules(more).check_again(&first).is_err());
+        assert!(rules(more).check_again(&first.export).is_err());
+        let small = Rules::of(export(1 << 20, (512, 512, 512)), None).unwrap();
+        small.check_again(&export(1 << 20, (512, 4096, 512))).unwrap();
     }
 }

@@ -43,12 +43,12 @@ pub fn handshake(mut data: &[u8]) {
         }
         assert!(input.len() < INPUT_BYTES_MAX && output.len() < INPUT_BYTES_MAX);
     }
-    if let Ok(rules) = Rules::of(handshake.into_export()) {
+    if let Ok(rules) = Rules::of(handshake.into_export(), None) {
         let geometry = rules.geometry;
         assert!(crate::device::is_block_bytes(geometry.block_bytes), "{geometry:?}");
-        assert!(geometry.size_bytes() <= rules.export.size_bytes);
+        assert!(geometry.size_bytes() == rules.export.size_bytes);
         assert!(rules.request_bytes_max >= geometry.block_bytes);
-        rules.check_again(&rules).expect("an export is like itself");
+        rules.check_again(&rules.export).expect("an export is like itself");
     }
 }
 
@@ -61,9 +61,8 @@ pub fn replies(mut data: &[u8]) {
     let first = part(&mut data).first().copied().unwrap_or(0);
     let flags = SEND_FLUSH | u16::from(first) << 3;
     let export = NbdExport { size_bytes: 1 << 20, flags, ..NbdExport::named("export") };
-    let Ok(rules) = Rules::of(NbdExport { block_sizes: (512, 4096, 8192), ..export }) else {
-        return;
-    };
+    let export = NbdExport { block_sizes: (512, 4096, 8192), ..export };
+    let Ok(rules) = Rules::of(export, None) else { return };
     let ended = Arc::new(AtomicUsize::new(0));
     let mut exchange = Exchange::new("nbd:", rules);
     let operations = operations();

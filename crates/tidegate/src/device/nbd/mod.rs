@@ -78,6 +78,9 @@ pub struct NbdOptions {
     pub name: String,
     /// Time limit of a request, including all attempts to reconnect: at least 1 ms.
     pub timeout: Duration,
+    /// Size of a block in bytes. A size that server and export do not allow is replaced by a near
+    /// one. `None`: the size that the server prefers, up to 4096.
+    pub block_bytes: Option<u32>,
 }
 
 /// An export of an NBD server as a [`BlockDevice`].
@@ -102,10 +105,11 @@ impl NbdDevice {
     }
 
     fn connect(options: &NbdOptions) -> std::result::Result<Self, NbdError> {
-        let NbdOptions { address, export, name, timeout } = options;
+        let NbdOptions { address, export, name, timeout, block_bytes } = options;
         let endpoints = Endpoints::of(address)?;
         let give_up_after = Server::give_up_after(*timeout);
-        let (socket, rules) = endpoints.dial(export, None, give_up_after)?;
+        let (socket, told) = endpoints.dial(export, None, give_up_after)?;
+        let rules = Rules::of(told, *block_bytes)?;
         let (name, export, timeout) = (name.clone(), export.clone(), *timeout);
         let server = Server { endpoints, export, rules: rules.clone(), timeout };
         let engine = Engine::start(&name, server, socket)?;

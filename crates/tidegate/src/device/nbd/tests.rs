@@ -19,6 +19,7 @@ fn options(socket: &Path, timeout_ms: u64) -> NbdOptions {
         export: "x".into(),
         name: "nbd+unix:///x".into(),
         timeout: Duration::from_millis(timeout_ms),
+        block_bytes: None,
     }
 }
 
@@ -103,6 +104,28 @@ fn refusal(handler: Handler) -> String {
     let error = NbdDevice::open(&options(&path, 1000)).map(|_| ()).unwrap_err();
     server.join().unwrap();
     error.with_causes()
+}
+
+#[test]
+fn an_export_with_a_partial_block_is_refused_with_the_size_that_does() {
+    let error = refusal(|it| {
+        greet(it);
+        it.write_all(&answers(SIZE_BYTES + 100)).unwrap();
+    });
+    for part in ["nbd+unix:///x", "1048676 bytes, expected a multiple of 512", "1049088"] {
+        assert!(error.contains(part), "{error}");
+    }
+}
+
+#[test]
+fn a_device_has_the_block_size_that_its_options_name() {
+    let (_dir, path, server) = serve(vec![open_export, open_export]);
+    for (block_bytes, expected) in [(Some(512), 512), (None, 4096)] {
+        let options = NbdOptions { block_bytes, ..options(&path, 1000) };
+        let geometry = NbdDevice::open(&options).unwrap().geometry();
+        assert_eq!((geometry.block_bytes, geometry.size_bytes()), (expected, SIZE_BYTES));
+    }
+    server.join().unwrap();
 }
 
 #[test]
