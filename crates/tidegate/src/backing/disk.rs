@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use uuid::Uuid;
 
 use super::areas::Areas;
-use super::facts::{Facts, Looped, Partition, identity_of, said};
+use super::facts::{Facts, Looped, Partition, said};
 use super::inode::identity_of_file;
 use crate::opening::{self, Expected};
 
@@ -21,19 +21,9 @@ pub(super) fn folder_of(metadata: &Metadata) -> PathBuf {
     PathBuf::from(format!("/sys/dev/block/{major}:{minor}"))
 }
 
-/// Returns the identity of the file or disk `file`, or `None` if nothing tells the disk from
-/// others.
-pub(super) fn identify(file: &File) -> io::Result<Option<u64>> {
-    let metadata = file.metadata()?;
-    if !metadata.file_type().is_block_device() {
-        return identity_of_file(file, &metadata).map(Some);
-    }
+/// Collects the facts about the disk `file`.
+pub(super) fn facts_of(file: &File) -> io::Result<Facts> {
     let size_bytes = rustix::fs::seek(file, rustix::fs::SeekFrom::End(0))?;
-    Ok(identity_of(&facts_of(file, size_bytes)?))
-}
-
-/// Collects the facts about the disk `file`, which has `size_bytes` bytes.
-fn facts_of(file: &File, size_bytes: u64) -> io::Result<Facts> {
     let folder = folder_of(&file.metadata()?);
     let is_partition = folder.join("partition").exists();
     // The link of a partition leads to its folder, which is inside the folder of its disk.

@@ -44,6 +44,13 @@ pub(super) struct Facts {
     pub(super) size_bytes: u64,
 }
 
+impl Facts {
+    /// Returns whether the disk is known by its content, because it has no number of its own.
+    pub(super) fn is_known_by_content(&self) -> bool {
+        self.said.is_none() && self.looped.is_none()
+    }
+}
+
 /// The file behind a loop device.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Looped {
@@ -127,12 +134,16 @@ mod tests {
 
     impl Disk {
         fn identity(&self) -> Option<u64> {
+            identity_of(&self.facts())
+        }
+
+        fn facts(&self) -> Facts {
             let read = |name: &str| {
                 let found = self.attributes.iter().find(|(known, _)| *known == name)?;
                 Some(format!("{}\n", found.1).into_bytes())
             };
             let text = |text: &str| (!text.is_empty()).then(|| text.to_owned());
-            identity_of(&Facts {
+            Facts {
                 said: said(read),
                 looped: self.looped.map(|(identity, offset)| Looped { identity, offset }),
                 partition: self.partition.map(|(number, start, uuid)| Partition {
@@ -142,7 +153,7 @@ mod tests {
                 }),
                 content: self.content.map(|(kind, uuid)| ContentId::new(kind, uuid.as_bytes())),
                 size_bytes: self.size_bytes,
-            })
+            }
         }
     }
 
@@ -208,6 +219,7 @@ mod tests {
             let renamed = Disk { name: "sdz", ..disk.clone() };
             assert_eq!(renamed.identity(), first, "{}", disk.name);
             let says_something = !disk.attributes.is_empty() || disk.looped.is_some();
+            assert_eq!(disk.facts().is_known_by_content(), !says_something, "{}", disk.name);
             if says_something {
                 let formatted = Disk { content: Some(("ext", "new")), ..disk.clone() };
                 assert_eq!(formatted.identity(), first, "{}: formatted", disk.name);

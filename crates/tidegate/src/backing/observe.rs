@@ -12,7 +12,9 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use uuid::Uuid;
 
 use super::areas::Areas;
-use super::disk::{folder_of, identify, number};
+use super::disk::{facts_of, folder_of, number};
+use super::facts::identity_of;
+use super::inode::identity_of_file;
 use crate::device::{BlockDevice, BlockDeviceExt, DeviceError};
 use crate::pool::BackingState;
 
@@ -23,6 +25,8 @@ const CHANGED_SECTORS: [usize; 2] = [6, 13];
 pub struct Observer {
     /// The identity of the backing when it was opened.
     identity: Option<u64>,
+    /// The backing is a disk that is known by its content.
+    is_known_by_content: bool,
     source: Source,
 }
 
@@ -36,24 +40,43 @@ enum Source {
 impl Observer {
     /// Looks at the file or disk `file`.
     pub(super) fn of_file(file: &File) -> io::Result<Self> {
-        let (identity, metadata, file) = (identify(file)?, file.metadata()?, file.try_clone()?);
-        let source = if metadata.file_type().is_block_device() {
-            Source::Disk(file, folder_of(&metadata))
-        } else {
-            Source::File(file)
-        };
-        Ok(Self { identity, source })
+        let metadata = file.metadata()?;
+        if metadata.file_type().is_block_device() {
+            return Self::of_disk(file);
+        }
+        let identity = Some(identity_of_file(file, &metadata)?);
+        Ok(Self { identity, is_known_by_content: false, source: Source::File(file.try_clone()?) })
+    }
+
+    /// Looks at `file` as at a disk. A regular file is a disk without numbers of its own.
+    pub(crate) fn of_disk(file: &File) -> io::Result<Self> {
+        let (facts, folder) = (facts_of(file)?, folder_of(&file.metadata()?));
+        let (identity, is_known_by_content) = (identity_of(&facts), facts.is_known_by_content());
+        Ok(Self { identity, is_known_by_content, source: Source::Disk(file.try_clone()?, folder) })
     }
 
     /// Looks at a device that `identity` tells from all others.
     pub(super) fn of_device(identity: u64, device: Arc<dyn BlockDevice>) -> Self {
-        Self { identity: Some(identity), source: Source::Device(device) }
+        let source = Source::Device(device);
+        Self { identity: Some(identity), is_known_by_content: false, source }
     }
 
     /// Returns the identity of the backing, which outlasts renames and restarts and is never 0.
     /// Returns `None` if nothing tells the backing from others.
     pub fn identity(&self) -> Option<u64> {
         self.identity
+    }
+
+    /// Returns the present identity of a disk to which clients give another one by another file
+    /// system; 0 if it has none now. Returns `None` for other backings, and if the disk cannot be
+    /// read.
+    pub fn identity_by_content(&self) -> Option<u64> {
+        match &self.source {
+            Source::Disk(file, _) if self.is_known_by_content => {
+                Some(identity_of(&facts_of(file).ok()?).unwrap_or_default())
+            }
+            _ => None,
+        }
     }
 
     /// Makes the state that [`observe`](Self::observe) returns outlast a power failure.
@@ -86,7 +109,7 @@ impl Observer {
                 let areas = Areas::of_file(file, size_bytes)?.checksum();
                 // A client may have made another file system, whose UUID alone identifies some
                 // disks.
-                let said = identify(file)?.unwrap_or_default();
+                let said = identity_of(&facts_of(file)?).unwrap_or_default();
                 let seen = BackingState { said, size_bytes, areas, ..seen };
                 Ok(with_counters(seen, folder))
             }

@@ -40,7 +40,7 @@ pub(super) struct BackingStateBytes {
     pub(super) changed_sectors: U64,
     pub(super) mark: U64,
     pub(super) mark_before: U64,
-    pub(super) reserved: U64,
+    pub(super) said_before: U64,
 }
 
 /// A superblock as it lies on the medium.
@@ -88,6 +88,7 @@ const _: () = {
     assert!(offset_of!(BackingStateBytes, said) == 8);
     assert!(offset_of!(BackingStateBytes, boot) == 48);
     assert!(offset_of!(BackingStateBytes, mark) == 80);
+    assert!(offset_of!(BackingStateBytes, said_before) == 96);
     assert!(size_of::<BackingStateBytes>() == 104);
     assert!(offset_of!(SuperblockBytes, reserved) == 720);
     assert!(offset_of!(SuperblockBytes, checksum) == 4088);

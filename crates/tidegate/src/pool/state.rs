@@ -1,6 +1,5 @@
 //! The state of a backing when its pool last used it. Writes of other programs change that state.
 
-use zerocopy::FromZeros;
 use zerocopy::little_endian::{U32, U64};
 
 use super::layout::{BackingStateBytes, STATE_IS_KNOWN, STATE_IS_WRITING};
@@ -33,6 +32,8 @@ pub struct BackingState {
     pub mark: u64,
     /// Another number that the mark may have after a power failure.
     pub mark_before: u64,
+    /// While the pool writes: another identity that the backing may have after a power failure.
+    pub said_before: u64,
 }
 
 impl BackingState {
@@ -51,7 +52,7 @@ impl BackingState {
             changed_sectors: U64::new(self.changed_sectors),
             mark: U64::new(self.mark),
             mark_before: U64::new(self.mark_before),
-            ..BackingStateBytes::new_zeroed()
+            said_before: U64::new(self.said_before),
         }
     }
 
@@ -71,12 +72,15 @@ impl BackingState {
             changed_sectors: bytes.changed_sectors.get(),
             mark: bytes.mark.get(),
             mark_before: bytes.mark_before.get(),
+            said_before: bytes.said_before.get(),
         })
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use zerocopy::FromZeros;
+
     use super::*;
 
     #[test]
@@ -94,6 +98,7 @@ mod tests {
             changed_sectors: 9,
             mark: 10,
             mark_before: 11,
+            said_before: 12,
         };
         for state in [state, BackingState { is_writing: false, ..state }] {
             assert_eq!(BackingState::decode(&state.encode()), Some(state));

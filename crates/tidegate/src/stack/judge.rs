@@ -35,7 +35,7 @@ pub(super) fn judge(
     let other = |doubt| Judgement { identity: called.identity, doubt };
     match kept {
         _ if seen.said == 0 => other(Some(says_nothing(called))),
-        Some(kept) if kept.said == seen.said => same(change(kept, seen)),
+        Some(kept) if may_say(kept, seen.said) => same(change(kept, seen)),
         None if bound.identity == seen.said => same(None),
         None if bound.name == called.name => same(Some(format!(
             "an older release knew the backing {} by its name alone, which may be another disk's \
@@ -49,6 +49,13 @@ pub(super) fn judge(
         ))),
         _ => other(None),
     }
+}
+
+/// Returns whether a backing that the pool left in the state `kept` may have the identity `said`.
+/// After a power failure a disk may have the identity that it had before clients made another file
+/// system.
+fn may_say(kept: &BackingState, said: u64) -> bool {
+    kept.said == said || (kept.is_writing && kept.said_before == said)
 }
 
 /// Returns the doubt about a disk without an identity, which nothing tells from others.
@@ -130,6 +137,7 @@ mod tests {
             changed_sectors: 100,
             mark: 0,
             mark_before: 0,
+            said_before: 0,
         }
     }
 
@@ -188,6 +196,26 @@ mod tests {
         // A disk that tells nothing never has the number of a disk that tells one.
         let found = of(Some(left()), silent, "/dev/sdb");
         assert!(found.identity != 5 && found.doubt.is_some());
+    }
+
+    #[test]
+    fn a_pool_that_was_killed_knows_its_disk_by_the_identity_before_too() {
+        let formatted = BackingState { is_writing: true, said_before: 6, ..left() };
+        let at_rest = BackingState { is_writing: false, ..formatted };
+        let durable = BackingState { said_before: 0, ..formatted };
+        let same = Judgement { identity: 5, doubt: None };
+        for kept in [formatted, at_rest, durable] {
+            assert_eq!(of(Some(kept), left(), "/dev/sda"), same, "{kept:?}");
+            for said in [0, 5, 6, 8] {
+                let found = of(Some(kept), BackingState { said, ..left() }, "/dev/sda");
+                assert_eq!(found == same, said == 6 && kept == formatted, "{said} {kept:?}");
+            }
+        }
+        // The disk has said nothing for a while: its clients erased all signatures.
+        let erased = BackingState { said: 0, ..formatted };
+        let silent = BackingState { said: 0, ..left() };
+        assert!(of(Some(erased), silent, "/dev/sda").doubt.is_some());
+        assert_eq!(of(Some(erased), BackingState { said: 6, ..left() }, "/dev/sda"), same);
     }
 
     #[test]

@@ -7,6 +7,8 @@
 //! 2. While requests write, the pool notes the time at least every [`LATE_NS`], before a later
 //!    write. So another program has changed a file whose time is long after the last note.
 //! 3. A backing without writes is looked at once, and not again.
+//! 4. While requests write, the pool notes a new identity of the disk at the next tick. It keeps
+//!    the identity before until the new one is durable, because a power failure may bring it back.
 //!
 //! Invariant 1 holds while requests come at any time: a writer counts itself in `in_flight` and
 //! then looks at `is_writing`; the thread that notes the state clears `is_writing` and then looks
@@ -141,6 +143,28 @@ impl Witness {
         Ok(())
     }
 
+    /// Notes the identity of a disk to which clients may have given another one.
+    fn note_identity(&self) -> std::result::Result<(), PoolError> {
+        let Some(said) = self.observer.identity_by_content() else { return Ok(()) };
+        let left = *self.kept.lock();
+        let said_before = match (said == left.said, left.said_before) {
+            (true, 0) => return Ok(()),
+            // The disk had this identity before the sync, which has made it durable.
+            (true, _) if self.observer.sync().is_ok() => 0,
+            (true, _) => return Ok(()),
+            (false, 0) => left.said,
+            (false, durable) => durable,
+        };
+        let mut kept = self.kept.lock();
+        let is_as_left = (kept.said, kept.said_before) == (left.said, left.said_before);
+        if !is_as_left || !self.is_writing.load(Ordering::SeqCst) {
+            // The state at rest was noted meanwhile.
+            return Ok(());
+        }
+        let state = BackingState { said, said_before, ..*kept };
+        self.store(&mut kept, state)
+    }
+
     fn store(
         &self,
         kept: &mut BackingState,
@@ -208,12 +232,16 @@ impl Work for Keeper {
         let has_rested =
             begun == self.begun_before && witness.in_flight.load(Ordering::SeqCst) == 0;
         self.begun_before = begun;
+        if has_rested && witness.flushed.load(Ordering::SeqCst) >= begun {
+            witness.note_rest();
+            return Step::rest(TICK_NS);
+        }
         if !has_rested {
             // If this fails, the next write returns the error.
             let _ = witness.note_writing(true);
-        } else if witness.flushed.load(Ordering::SeqCst) >= begun {
-            witness.note_rest();
         }
+        // If this fails, the next step tries again.
+        let _ = witness.note_identity();
         Step::rest(TICK_NS)
     }
 
@@ -290,6 +318,7 @@ impl BlockDevice for Witnessed {
 
 #[cfg(all(test, not(loom)))]
 mod tests {
+    use std::fs::File;
     use std::os::unix::fs::FileExt;
     use std::time::Duration;
 
@@ -316,15 +345,39 @@ mod tests {
         url.open(&Opening { pool: "/proc/self".as_ref(), block_bytes: None }).unwrap()
     }
 
+    /// Returns the first page of a file system with `uuid`.
+    fn file_system(uuid: u8) -> [u8; 4096] {
+        let mut page = [0; 4096];
+        page[..4].copy_from_slice(b"XFSB");
+        page[32..48].fill(uuid);
+        page
+    }
+
     impl Bed {
         fn new() -> Self {
+            Self::over(|_, observer| observer)
+        }
+
+        /// Makes a pool before a disk without numbers of its own, which has a file system.
+        fn of_disk() -> Self {
+            Self::over(|file, _| {
+                file.write_all_at(&file_system(1), 0).unwrap();
+                Observer::of_disk(file).unwrap()
+            })
+        }
+
+        /// Makes a pool before a new file. The pool looks at the file by the observer that `look`
+        /// returns.
+        fn over(look: impl FnOnce(&File, Observer) -> Observer) -> Self {
             let file = NamedTempFile::new().unwrap();
             file.as_file().set_len(1 << 20).unwrap();
             let region = Arc::new(Region::anonymous(1 << 20).unwrap());
             let mut superblock =
                 Superblock::plan(&region, EngineCode(9), Uuid::nil(), 4096).unwrap();
             superblock.write(&region).unwrap();
-            let OpenBacking { device, observer, seen, .. } = open(&file);
+            let OpenBacking { device, observer, .. } = open(&file);
+            let observer = look(file.as_file(), observer);
+            let seen = observer.observe().unwrap();
             let backing = BackingIdentity::new(seen.said, "file");
             let witness = Witness::new(Arc::clone(&region), observer, &backing, seen);
             witness.bind(0).unwrap();
@@ -344,6 +397,24 @@ mod tests {
             let seen = self.device.witness.observer.observe().unwrap();
             let bound = self.device.witness.backing;
             judge(Some(&bound), Some(&self.state()), &seen, &bound).doubt
+        }
+
+        /// Makes a file system with `uuid`, as a client does.
+        fn format(&self, uuid: u8) {
+            self.device.write(0, &file_system(uuid), WriteFlags::default()).unwrap();
+        }
+
+        /// Returns whether the pool takes the disk with the file system `uuid`, without a doubt.
+        fn accepts(&self, uuid: u8) -> bool {
+            let now = self.file.as_file();
+            let mut page = [0; 4096];
+            now.read_exact_at(&mut page, 0).unwrap();
+            now.write_all_at(&file_system(uuid), 0).unwrap();
+            let seen = self.device.witness.observer.observe().unwrap();
+            now.write_all_at(&page, 0).unwrap();
+            let bound = self.device.witness.backing;
+            let found = judge(Some(&bound), Some(&self.state()), &seen, &bound);
+            found.doubt.is_none() && found.identity == bound.identity
         }
 
         fn write(&self, page: u64, byte: u8) {
@@ -439,6 +510,57 @@ mod tests {
         drop(writing);
         bed.device.witness.note_rest();
         assert!(!bed.state().is_writing);
+    }
+
+    /// Clients go on writing after they have made another file system: the backing never rests.
+    #[test]
+    fn a_killed_pool_knows_the_file_system_that_its_clients_have_made() {
+        let mut bed = Bed::of_disk();
+        bed.write(9, 1);
+        bed.keeper.step();
+        assert_eq!([1, 2, 3].map(|uuid| bed.accepts(uuid)), [true, false, false]);
+        bed.format(2);
+        bed.keeper.step();
+        // A power failure may bring the former file system back.
+        assert_eq!([1, 2, 3].map(|uuid| bed.accepts(uuid)), [true, true, false]);
+        bed.write(9, 2);
+        bed.keeper.step();
+        assert_eq!([1, 2, 3].map(|uuid| bed.accepts(uuid)), [false, true, false]);
+        assert!(bed.state().is_writing);
+        bed.device.flush().unwrap();
+        bed.keeper.step();
+        assert!(!bed.state().is_writing);
+        assert_eq!(bed.doubt(), None);
+    }
+
+    #[test]
+    fn a_file_system_is_noted_if_no_write_and_no_flush_follows_too() {
+        let mut bed = Bed::of_disk();
+        bed.write(9, 1);
+        bed.keeper.step();
+        let writing = bed.device.witness.begin_write().unwrap();
+        bed.keeper.step();
+        bed.file.as_file().write_all_at(&file_system(2), 0).unwrap();
+        drop(writing);
+        bed.keeper.step();
+        assert!(bed.accepts(2));
+        bed.keeper.step();
+        assert!(bed.state().is_writing && !bed.accepts(1));
+    }
+
+    /// The identity before is the last durable one, however often clients change it.
+    #[test]
+    fn a_disk_that_says_nothing_for_a_moment_may_have_its_identity_back() {
+        let mut bed = Bed::of_disk();
+        bed.write(0, 0);
+        bed.keeper.step();
+        assert_eq!(bed.state().said, 0);
+        bed.format(2);
+        bed.keeper.step();
+        assert_eq!([1, 2].map(|uuid| bed.accepts(uuid)), [true, true]);
+        bed.write(9, 1);
+        bed.keeper.step();
+        assert_eq!([1, 2].map(|uuid| bed.accepts(uuid)), [false, true]);
     }
 
     #[test]
