@@ -210,9 +210,9 @@ unsafe fn send(signal: c_int, info: *const libc::siginfo_t) {
 /// Begins a handler for `signal`, which ends by [`end_handler`]. Returns `None` if the handler must
 /// not run now: all signals are blocked in the interrupted operation, and this one is sent again.
 ///
-/// Another signal may interrupt this function anywhere, before or after it stores the mask. The mask
-/// that the other one interrupts has the program's signals and some more, so what both masks have is
-/// the program's mask.
+/// Another signal may interrupt this function anywhere, before or after it stores the mask. The
+/// mask that the other one interrupts has the program's signals and some more, so what both masks
+/// have is the program's mask.
 ///
 /// # Safety
 /// `context` is the kernel's argument of the handler; `info` is null, or filled by the kernel.

@@ -68,8 +68,8 @@ impl Costs {
     }
 
     /// Returns whether caching is worthwhile: only if it takes at most two thirds of the time of a
-    /// bypass. The write-back comes on top, on another CPU, and slows the writer a little; if no CPU
-    /// is left for it, the write mode finds the cache overrun.
+    /// bypass. The write-back comes on top, on another CPU, and slows the writer a little; if no
+    /// CPU is left for it, the write mode finds the cache overrun.
     pub(super) fn worth(&self) -> Worth {
         match (self.bypass.ns(), self.cached.ns()) {
             (Some(bypass_ns), Some(cached_ns)) if bypass_ns * 2 < cached_ns * 3 => Worth::Bypass,
