@@ -257,7 +257,9 @@ mod tests {
             // SAFETY: as above.
             |fd, other| assert_eq!(unsafe { dup3(other, fd, 0) }, fd),
             // SAFETY: as above.
-            |fd, _| assert_eq!(unsafe { close_range(fd.cast_unsigned(), fd.cast_unsigned(), 0) }, 0),
+            |fd, _| {
+                assert_eq!(unsafe { close_range(fd.cast_unsigned(), fd.cast_unsigned(), 0) }, 0)
+            },
             // SAFETY: as above.
             |fd, _| assert_eq!(unsafe { close(fd) }, 0),
         ];

@@ -1,5 +1,5 @@
-/* Kills children of vfork at any moment, mostly while they call exec. After each one the parent gets
- * a signal, which it handles at once. */
+/* Kills children of vfork at any moment, mostly while they call exec. After each one the parent
+ * gets a signal, which it handles at once. */
 #define _GNU_SOURCE
 #include <fcntl.h>
 #include <pthread.h>
