@@ -13,7 +13,7 @@
 //! group was committed early in that life: a pool that shrinks commits early.
 //!
 //! There is no thread: a write that finds no free slot frees some, beside writes of other threads
-//! and, if enabled, background work that the scheduler runs.
+//! and, if enabled, background work that the scheduler runs. Or such a write waits for that work.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
@@ -63,6 +63,8 @@ pub enum CacheFault {
     None,
     /// Pages count as clean though the backing was not flushed.
     NoBackingFlush,
+    /// The background does nothing.
+    NoBackground,
 }
 
 /// A change that the background makes.
@@ -102,6 +104,9 @@ pub struct CacheSubject {
     /// The first is the pool's; the background sets each in turn.
     modes: &'static [Mode],
     background: usize,
+    /// Writes that find no free slot wait for the background.
+    is_scheduled: bool,
+    clean_from_pct: u32,
     keep_free: Option<u32>,
     /// Percent that the backing serves of the requests that it may serve by cost.
     backing_share_pct: Option<u32>,
@@ -135,6 +140,8 @@ impl CacheSubject {
             fault,
             modes,
             background: 0,
+            is_scheduled: false,
+            clean_from_pct: 40,
             keep_free: None,
             backing_share_pct: None,
             atomic_flush: false,
@@ -182,6 +189,13 @@ impl CacheSubject {
     #[must_use]
     pub fn with_background(self) -> Self {
         Self { background: 1, ..self }
+    }
+
+    /// Makes writes that find no free slot wait for background work that the scheduler runs. It
+    /// cleans the cache from `clean_from_pct` percent of dirty pages on.
+    #[must_use]
+    pub fn with_writers_that_wait(self, clean_from_pct: u32) -> Self {
+        Self { background: 1, is_scheduled: true, clean_from_pct, ..self }
     }
 
     /// Makes the device evict pages while fewer than `slots` slots are free.
@@ -305,7 +319,9 @@ impl CacheSubject {
         self.tables.is_empty() && self.modes.iter().all(|mode| durable.contains(mode))
     }
 
-    fn open_device(&self, region: &Arc<Region>) -> Result<CacheDevice, String> {
+    /// Opens the device. One that `is_alive` may wait for background work.
+    fn open_device(&self, region: &Arc<Region>, is_alive: bool) -> Result<CacheDevice, String> {
+        let is_scheduled = self.is_scheduled && is_alive;
         let backing = Arc::new(Backing {
             region: Arc::clone(region),
             offset: BACKING_OFFSET,
@@ -315,8 +331,9 @@ impl CacheSubject {
             flushes: self.fault != CacheFault::NoBackingFlush,
         });
         let options = CacheDeviceOptions {
-            no_thread: true,
-            clean_from_pct: Some(40),
+            no_thread: !is_scheduled,
+            is_scheduled,
+            clean_from_pct: Some(self.clean_from_pct),
             keep_free: self.keep_free,
             backing_share_pct: self.backing_share_pct,
             atomic_flush: self.atomic_flush,
@@ -335,7 +352,7 @@ impl Subject for CacheSubject {
     fn create(&self, region: &Region) -> Result<(), String> {
         let scratch = Arc::new(Region::anonymous(self.region_bytes()).map_err(text)?);
         self.make(&scratch)?;
-        let device = self.open_device(&scratch)?;
+        let device = self.open_device(&scratch, false)?;
         device.set_mode(self.modes[0]).map_err(text)?;
         if let Some(granularity) = self.granularity {
             device.set("granularity", granularity).map_err(text)?;
@@ -351,11 +368,11 @@ impl Subject for CacheSubject {
     }
 
     fn open(&self, region: &Arc<Region>) -> Result<Arc<dyn BlockDevice>, String> {
-        Ok(self.seen(Arc::new(self.open_device(region)?)))
+        Ok(self.seen(Arc::new(self.open_device(region, false)?)))
     }
 
     fn open_alive(&self, region: &Arc<Region>) -> Result<Alive, String> {
-        let device = Arc::new(self.open_device(region)?);
+        let device = Arc::new(self.open_device(region, true)?);
         let mut living = self.living.lock().unwrap_or_else(PoisonError::into_inner);
         living.retain(|device| device.strong_count() > 0);
         living.push(Arc::downgrade(&device));
@@ -367,7 +384,19 @@ impl Subject for CacheSubject {
             let sizes = self.sizes.iter().map(|slots| self.pool_bytes(*slots)).collect();
             let work = device.background();
             let purges = self.purges.then(|| Arc::clone(&requests));
-            Box::new(Background { work, device, modes, tables, sizes, purges, steps: 0, changes })
+            let rests = self.fault == CacheFault::NoBackground;
+            let steps = 0;
+            Box::new(Background {
+                work,
+                device,
+                modes,
+                tables,
+                sizes,
+                purges,
+                rests,
+                steps,
+                changes,
+            })
         };
         let background = (0..self.background).map(background).collect();
         Ok(Alive { device: Arc::new(Counted { inner: self.seen(device), requests }), background })
@@ -451,6 +480,8 @@ struct Background<W> {
     sizes: Vec<u64>,
     /// Counts of the requests, if the background purges the cache.
     purges: Option<Arc<Requests>>,
+    /// Whether the background does nothing.
+    rests: bool,
     steps: usize,
     changes: Arc<Changes>,
 }
@@ -516,6 +547,9 @@ impl<W> Background<W> {
 
 impl<W: Work> Work for Background<W> {
     fn step(&mut self) -> Step {
+        if self.rests {
+            return Step::Sleep { wake_at_ns: None };
+        }
         self.steps += 1;
         let turn = self.steps / STEPS_OF_A_MODE;
         let mode = self.modes[turn % self.modes.len()];

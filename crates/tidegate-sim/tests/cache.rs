@@ -287,6 +287,40 @@ fn p1_p2_p3_records_in_clusters_sampled() {
     }
 }
 
+/// Writes of up to more pages than the cache has slots.
+const LARGER: Mix = Mix { lbas: &[0, 1, 2], blocks_max: 6, reads_pct: 10, ..THREE_WRITERS };
+
+/// Writers wait for the background, whatever the cache is cleaned from: a wait that nothing ends is
+/// a deadlock of the scheduler.
+#[test]
+fn writes_larger_than_the_cache_end_with_every_setting() {
+    let name = "writes_larger_than_the_cache_end_with_every_setting";
+    let cache = |slots, modes| CacheSubject::new(BLOCKS, slots, modes, CacheFault::None);
+    let subjects: [(&str, &dyn Fn() -> CacheSubject); 6] = [
+        ("write-back", &|| cache(SLOTS, WB)),
+        ("modes in turn", &|| cache(SLOTS, Mode::ALL)),
+        ("groups that fill the cache", &|| atomic(SLOTS)),
+        ("clusters", &|| cache(SLOTS, WB).with_line_bytes(LINE_BYTES)),
+        ("classes", &|| cache(SLOTS, WB).with_classes(CLASSES)),
+        ("sizes", &|| cache(6, WB).with_sizes(SIZES)),
+    ];
+    for pct in [1, 40, 90, 100] {
+        for (kind, subject) in &subjects {
+            println!("{kind}, cleaned from {pct} %");
+            seeded(name, 2, |seed| {
+                random_history(&subject().with_writers_that_wait(pct), LARGER, seed, None)
+            });
+        }
+    }
+}
+
+#[test]
+fn a_wait_that_nothing_ends_is_seen() {
+    let subject = CacheSubject::new(BLOCKS, SLOTS, WB, CacheFault::NoBackground);
+    let failure = random_history(&subject.with_writers_that_wait(40), LARGER, 1, None).unwrap_err();
+    assert!(matches!(failure.verdict.promise, Promise::Progress), "{failure}");
+}
+
 #[test]
 fn p1_p2_p3_write_through_sampled() {
     seeded("p1_p2_p3_write_through_sampled", 16, |seed| {

@@ -115,6 +115,9 @@ type PmemResult = std::result::Result<(), PmemError>;
 pub struct CacheDeviceOptions {
     /// Start no threads: a request that finds no free slot makes free slots.
     pub no_thread: bool,
+    /// Start no threads: a scheduler runs [`CacheDevice::background`], and waiting writers call
+    /// [`Region::relax`](crate::pmem::Region::relax).
+    pub is_scheduled: bool,
     /// Value in place of the pool's setting `clean-from-pct`.
     pub clean_from_pct: Option<u32>,
     /// Number of slots to keep free in each shard; one in a hundred unless set.
@@ -133,9 +136,14 @@ pub struct CacheDeviceOptions {
 }
 
 impl CacheDeviceOptions {
+    /// Returns whether the device starts threads.
+    fn has_threads(&self) -> bool {
+        !self.no_thread && !self.is_scheduled
+    }
+
     /// Returns the number of background threads.
     fn threads(&self) -> u32 {
-        if self.no_thread { 0 } else { background::clean::CLEANERS }
+        if self.has_threads() { background::clean::CLEANERS } else { 0 }
     }
 }
 

@@ -54,7 +54,7 @@ use crate::stats::Requests;
 use crate::sync::{AtomicBool, AtomicU32, AtomicU64};
 use crate::tier::background::Waker;
 use crate::tier::ledger::Ledger;
-use crate::tier::set_locks::SetLocks;
+use crate::tier::set_locks::{Relax, SetLocks};
 use crate::tier::version_locks::VersionLocks;
 
 type Result<T> = std::result::Result<T, CacheError>;
@@ -380,7 +380,7 @@ pub(super) fn open(
     }
     choices.override_by(&options);
     let replacement = choices.replacement();
-    let threads = if options.no_thread { 1 } else { threads() };
+    let threads = if options.has_threads() { threads() } else { 1 };
     let scan = Scan { region: &region, header: &header };
     let mut recovery = Recovery::read(&scan, replacement, threads)?;
     recovery.check_batches(&scan)?;
@@ -441,10 +441,14 @@ fn core_of(
         ledger: Ledger::new("the cache"),
         written: Mutex::default(),
         keeps_dirty: AtomicBool::new(false),
-        pace: Pace::new(!options.no_thread),
+        pace: Pace::new(options.has_threads()),
         counters: Arc::clone(&counters),
     });
     let sharding = header.sharding();
+    let relax = options.is_scheduled.then(|| {
+        let region = Arc::clone(&region);
+        Arc::new(move || region.relax()) as Relax
+    });
     let store = Arc::new(Store {
         region,
         salt: header.salt,
@@ -457,14 +461,14 @@ fn core_of(
     let pages = Arc::new(Pages {
         store: Arc::clone(&store),
         backing: Arc::clone(&backing),
-        shards: SetLocks::new(recovery.shards.of.into_iter(), None),
+        shards: SetLocks::new(recovery.shards.of.into_iter(), relax),
         sharding,
         locks: VersionLocks::new(LOCKS_LOG2),
         groups: options.atomic_flush.then(|| Groups::new(recovery.committed_group)),
         reserve,
         damaged: AtomicU64::new(0),
         failures: Failures::default(),
-        waker: Arc::new(Waker::new(options.threads())),
+        waker: Arc::new(Waker::new(options.threads().max(options.is_scheduled.into()))),
         counters,
     });
     let writer = Arc::new(Writer {

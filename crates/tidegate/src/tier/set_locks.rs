@@ -44,6 +44,11 @@ impl<S> SetLocks<S> {
         Self { cells: sets.map(cell).collect(), relax }
     }
 
+    /// Returns whether a scheduler runs the tier, so that nothing may wait for another thread.
+    pub(crate) fn is_driven(&self) -> bool {
+        self.relax.is_some()
+    }
+
     /// Returns the number of sets.
     pub(crate) fn count(&self) -> usize {
         self.cells.len()

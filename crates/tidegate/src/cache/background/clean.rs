@@ -314,7 +314,7 @@ impl Cleaners {
 
     fn lock_turn(&self) -> MutexGuard<'_, ()> {
         loop {
-            if self.pages.waker.is_running() {
+            if self.pages.waker.is_running() && !self.pages.shards.is_driven() {
                 return self.turn.lock();
             }
             // Without worker threads, a simulator has to run the lock's holder meanwhile.
