@@ -15,6 +15,7 @@
 use std::ffi::{CStr, c_int};
 use std::time::Duration;
 
+use rustix::io::Errno;
 use tidegate::durable;
 use tidegate::log::cover::{LeaveAction, decide_leave};
 use tidegate::log::{AppendError, Counter, FileGuard, FileRef, LockError, Log, PlainCall};
@@ -78,16 +79,26 @@ fn end_without_lock(log: &Log, file: FileRef) {
 
 /// Retires the log's records without a supervisor. Returns whether the tail has moved.
 fn retire_alone(log: &Log) -> bool {
+    retire_after(log, || sync_devices(log.devices()))
+}
+
+/// Retires the log's records after `sync`, which returns whether it succeeded. If it did not, no
+/// records are retired any more until the cleaner of a supervisor, or recovery, has written them.
+fn retire_after(log: &Log, sync: impl FnOnce() -> bool) -> bool {
     let is_dead = |process, thread| !query::is_alive(process, thread);
-    // A failed write-back is reported to every open descriptor of its file.
     log.retire_alone(is_dead, || {
-        sync_devices(log.devices());
-        Ok(())
+        if sync() {
+            return Ok(());
+        }
+        log.ring().distrust_kernel();
+        log.distrust_all_files();
+        Err(Errno::IO)
     })
 }
 
 /// Syncs the file systems with these device numbers, or all if these exceed [`DEVICES_MOST`].
-fn sync_devices(mut numbers: impl Iterator<Item = u64>) {
+/// Returns `false` if a write-back has failed.
+fn sync_devices(mut numbers: impl Iterator<Item = u64>) -> bool {
     let mut devices = [0; DEVICES_MOST];
     let mut len = 0;
     let is_full = numbers.any(|number| {
@@ -99,7 +110,11 @@ fn sync_devices(mut numbers: impl Iterator<Item = u64>) {
         }
         is_new
     });
-    if is_full { raw::sync() } else { devices[..len].iter().copied().for_each(mounts::sync_device) }
+    if is_full {
+        raw::sync();
+        return true;
+    }
+    devices[..len].iter().all(|device| mounts::sync_device(*device))
 }
 
 /// Waits until all present records of the log are retired, by the supervisor or without one. Gives
@@ -333,8 +348,8 @@ fn leave_interrupted(log: &Log) {
         if let Some(guard) = guard.filter(FileGuard::owner_died) {
             // If the repair fails, later syncs of the file are real or return an error.
             let _ = log.operations().repair(&guard, || {
-                mounts::sync_device(log.device_of(file));
-                Ok(())
+                let is_durable = mounts::sync_device(log.device_of(file));
+                if is_durable { Ok(()) } else { Err(Errno::IO) }
             });
         }
     }
@@ -342,13 +357,20 @@ fn leave_interrupted(log: &Log) {
 
 /// Makes a file leave without a descriptor: syncs it by `make_durable` if it is not durable, ends
 /// its story, and calls `then` under its lock. Without the lock only syncs it and ends its story.
+/// If `make_durable` returns `false`, the file's next sync fails.
 fn leave_made_durable<'l>(
     log: &'l Log,
     file: FileRef,
-    make_durable: impl FnOnce(),
+    make_durable: impl FnOnce() -> bool,
     then: impl FnOnce(&FileGuard<'l>),
 ) {
     let Some(_holding) = Holding::new() else { return };
+    let make_durable = || {
+        if !make_durable() {
+            // A stale entry has no story.
+            let _ = log.note_failure(file);
+        }
+    };
     let Ok(guard) = log.lock_within(file, PIN_TIMEOUT) else {
         make_durable();
         end_without_lock(log, file);
@@ -367,7 +389,9 @@ fn leave_made_durable<'l>(
 /// Syncs the file system of a locked file without a descriptor, and ends the file's story.
 #[cold]
 pub(super) fn leave_locked(log: &Log, guard: &FileGuard<'_>) {
-    mounts::sync_device(log.device_of(guard.file()));
+    if !mounts::sync_device(log.device_of(guard.file())) {
+        guard.note_failure();
+    }
     end(log, guard);
 }
 
@@ -386,8 +410,9 @@ pub(crate) fn leave_gone(log: &Log, file: FileRef, gone: &Gone<'_>) {
 
 impl Gone<'_> {
     /// Syncs the file by a descriptor of the program, or by a new one if the process holds no
-    /// record lock on the file. If neither is possible, syncs the whole file system.
-    fn make_durable(&self) {
+    /// record lock on the file. If neither is possible, syncs the whole file system. Returns
+    /// `false` if a write-back of that has failed.
+    fn make_durable(&self) -> bool {
         let is_it = |fd| {
             let numbers = query::fstat(fd).map(|stat| (stat.st_dev, stat.st_ino));
             numbers == Ok((self.device, self.inode))
@@ -398,9 +423,7 @@ impl Gone<'_> {
             Some(fd) => by(fd),
             None => self.open().is_some_and(|opened| by(opened.number())),
         };
-        if !is_durable {
-            mounts::sync_device(self.device);
-        }
+        is_durable || mounts::sync_device(self.device)
     }
 
     /// Opens the file at the path. Returns `None` if it cannot be opened, or if the close could
@@ -457,6 +480,18 @@ mod tests {
         let full = world.log.ring().head();
         assert!(open.leave(&guard) && !guard.is_logged());
         assert!(world.log.ring().tail() >= full, "recovery has nothing of the file");
+    }
+
+    #[test]
+    fn after_a_failed_write_back_no_records_are_retired() {
+        let world = World::new();
+        let file = world.file("file");
+        let open = world.covered(&file, 0);
+        fill(&open.lock(open.entry().unwrap()).unwrap());
+        let tail = world.log.ring().tail();
+        assert!(!retire_after(world.log, || false));
+        // The kernel has reported the failure.
+        assert!(!retire_after(world.log, || true) && world.log.ring().tail() == tail);
     }
 
     #[test]

@@ -14,27 +14,34 @@ use crate::sys::{query, raw};
 /// The most bytes of the list of mounts that are read.
 const LIST_BYTES: usize = 1 << 20;
 
-/// Syncs the file system with this device number, or all file systems if it is not found.
+/// Syncs the file system with this device number, or all file systems if it is not found. Returns
+/// `false` if a write-back of the file system has failed. The kernel reports that once, so another
+/// sync would succeed.
 #[cold]
-pub(crate) fn sync_device(device: u64) {
-    if !by_descriptor(device) && !by_mount(device).unwrap_or(false) {
+#[must_use = "the disk may lack data that only the log has"]
+pub(crate) fn sync_device(device: u64) -> bool {
+    by_descriptor(device).or_else(|| by_mount(device)).unwrap_or_else(|| {
+        // It is mounted nowhere that this process sees.
         raw::sync();
-    }
+        true
+    })
 }
 
 fn is_on(fd: i32, device: u64) -> bool {
     query::fstat(fd).is_ok_and(|stat| stat.st_dev == device)
 }
 
-/// Syncs the file system by a descriptor of the program. Returns whether it was synced.
-fn by_descriptor(device: u64) -> bool {
-    let Some(fd) = descriptors::find_on(device) else { return false };
+/// Syncs the file system by a descriptor of the program. Returns whether that succeeded, or `None`
+/// if there is no such descriptor.
+fn by_descriptor(device: u64) -> Option<bool> {
+    let fd = descriptors::find_on(device)?;
+    let is_synced = durable::syncfs(raw::borrowed(fd)).is_ok();
     // Checked after the sync: another thread may have closed the descriptor before.
-    durable::syncfs(raw::borrowed(fd)).is_ok() && is_on(fd, device)
+    is_on(fd, device).then_some(is_synced)
 }
 
-/// Syncs the file system by one of its mount points. Returns whether it was synced, or `None` if
-/// the mounts cannot be listed.
+/// Syncs the file system by one of its mount points. Returns whether that succeeded, or `None` if
+/// no mount point of it is found.
 fn by_mount(device: u64) -> Option<bool> {
     let list = Opened::open(libc::AT_FDCWD, c"/proc/self/mountinfo", libc::O_RDONLY).ok()?;
     let mut memory = Mapped::new(LIST_BYTES)?;
@@ -45,21 +52,22 @@ fn by_mount(device: u64) -> Option<bool> {
             read => len += read,
         }
     }
-    let lines = memory.bytes().get(..len)?.split(|&byte| byte == b'\n');
+    let mut lines = memory.bytes().get(..len)?.split(|&byte| byte == b'\n');
     let mut path = PathBuffer::new();
-    Some(
-        lines.filter(|line| is_of(device, line)).any(|line| {
-            mount_point(line, &mut path).is_some() && is_synced(device, path.as_c_str())
-        }),
-    )
+    lines.find_map(|line| {
+        is_of(device, line).then(|| mount_point(line, &mut path))??;
+        synced_at(device, path.as_c_str())
+    })
 }
 
-fn is_synced(device: u64, path: &CStr) -> bool {
+/// Syncs the file system that is mounted at this path, if it has this device number. Returns
+/// whether that succeeded.
+fn synced_at(device: u64, path: &CStr) -> Option<bool> {
     let flags = libc::O_RDONLY | libc::O_DIRECTORY | libc::O_NONBLOCK;
+    let opened = Opened::open(libc::AT_FDCWD, path, flags).ok()?;
     // Another file system may be mounted over this mount point.
-    Opened::open(libc::AT_FDCWD, path, flags).is_ok_and(|opened| {
-        is_on(opened.number(), device) && durable::syncfs(raw::borrowed(opened.number())).is_ok()
-    })
+    let fd = is_on(opened.number(), device).then_some(opened.number())?;
+    Some(durable::syncfs(raw::borrowed(fd)).is_ok())
 }
 
 /// Returns whether a line of the list is about the file system with this device number.
@@ -109,6 +117,6 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let stat = std::os::unix::fs::MetadataExt::dev(&directory.path().metadata().unwrap());
         assert_eq!(by_mount(stat), Some(true));
-        assert_eq!(by_mount(libc::makedev(4095, 4095)), Some(false));
+        assert_eq!(by_mount(libc::makedev(4095, 4095)), None);
     }
 }
