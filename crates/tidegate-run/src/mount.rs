@@ -9,6 +9,8 @@ use super::paths::unescaped;
 /// A mount.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Mount {
+    /// The mount's number.
+    pub(crate) number: u64,
     /// The device's numbers, as text.
     pub(crate) device: String,
     /// Whether programs may write to the mount.
@@ -42,13 +44,14 @@ impl Mount {
     fn of_line(line: &[u8]) -> Option<Self> {
         let text = |field: &[u8]| String::from_utf8_lossy(&unescaped(field)).into_owned();
         let mut fields = line.split(|byte| *byte == b' ');
-        let device = text(fields.nth(2)?);
+        let number = text(fields.next()?).parse().ok()?;
+        let device = text(fields.nth(1)?);
         let point = OsString::from_vec(unescaped(fields.nth(1)?)).into();
         let is_writable = fields.next()?.split(|byte| *byte == b',').any(|option| option == b"rw");
         // Optional fields end with a hyphen.
         let mut behind = fields.skip_while(|field| *field != b"-").skip(1);
         let (kind, source) = (text(behind.next()?), text(behind.next()?));
-        Some(Self { device, is_writable, point, kind, source })
+        Some(Self { number, device, is_writable, point, kind, source })
     }
 
     /// Returns the command that gives the file system a UUID, for types whose UUIDs tidegate uses.
