@@ -162,11 +162,9 @@ fn judge(path: &Path) -> Result<Verdict> {
             return Ok(Verdict::Interpreted(Path::new(OsStr::from_bytes(interpreter)).into()));
         }
         Image::Text => return Ok(Verdict::Text),
-        Image::Malformed => {
-            let kind = std::io::ErrorKind::InvalidData;
-            return Err(os(path)(std::io::Error::new(kind, "its headers are malformed")));
-        }
         Image::Dynamic => None,
+        // Whether the file can be executed is for the kernel to say: it does not read all headers.
+        Image::Malformed => Some(Cause::OwnCalls),
         Image::Static => Some(Cause::StaticProgram),
         Image::Go => Some(Cause::GoProgram),
         Image::OtherLibc => Some(Cause::OtherLibc),

@@ -3,6 +3,7 @@
 use std::process::ExitCode;
 
 use anyhow::{Context, Result};
+use tidegate::log::cover::Cause;
 use tidegate_run::{Filter, Library, Mounted, Plan, Program, Scope, preloaded};
 
 use super::{exit_code, start};
@@ -27,7 +28,9 @@ pub(super) fn run(args: &RunArgs, program: &Program, scope: VolatileScope) -> Re
         announce(filter.as_ref(), program, args.sync_at_end);
     }
     let is_filtered = filter.is_some();
-    let environment = vec![preloaded(&library)];
+    // Another C library cannot load the library, and the program would not start.
+    let loads = program.unwatched != Some(Cause::OtherLibc);
+    let environment = loads.then(|| preloaded(&library)).into_iter().collect();
     let adopts = is_filtered || args.sync_at_end;
     let launch = start(Plan { program, command: &args.command, environment, filter, adopts })?;
     let status = launch.wait().context("cannot wait for the program")?;
