@@ -53,9 +53,9 @@ impl PageCache {
             free: Vec::new(),
             table: PageTable::default(),
             order: List::EMPTY,
-            order_links: Links::new(capacity),
-            resident: Links::new(capacity),
-            dirty: Links::new(capacity),
+            order_links: Links::new(0),
+            resident: Links::new(0),
+            dirty: Links::new(0),
             files: Vec::new(),
             dirty_files: BTreeSet::new(),
         }
@@ -85,6 +85,9 @@ impl PageCache {
         let new = Slot { id, position: self.table.insert(id, slot), dirty: 0 };
         if slot == next {
             self.slots.push(new);
+            self.order_links.add();
+            self.resident.add();
+            self.dirty.add();
         } else {
             self.slots[slot as usize] = new;
         }

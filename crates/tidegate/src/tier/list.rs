@@ -13,7 +13,7 @@ const NO_SLOT: u32 = (1 << 30) - 1;
 const UNLISTED: u32 = NO_SLOT - 1;
 
 /// The links of the slots `0..count`, for any number of lists that share no slot.
-pub struct Links(Box<[Link]>);
+pub struct Links(Vec<Link>);
 
 /// The slots before and after a slot, each with two bits of the mark above.
 #[derive(Clone, Copy)]
@@ -21,6 +21,8 @@ struct Link {
     previous: u32,
     next: u32,
 }
+
+const UNLINKED: Link = Link { previous: UNLISTED, next: NO_SLOT };
 
 /// A list of slots.
 #[derive(Debug)]
@@ -37,7 +39,16 @@ impl Links {
     /// Panics if `count` is greater than [`MAX_SLOTS`].
     pub fn new(count: u32) -> Self {
         assert!(count <= MAX_SLOTS, "{count} slots; links number at most {MAX_SLOTS}");
-        Self(vec![Link { previous: UNLISTED, next: NO_SLOT }; count as usize].into())
+        Self(vec![UNLINKED; count as usize])
+    }
+
+    /// Adds a slot, which is in no list. Its number is the next one.
+    ///
+    /// # Panics
+    /// Panics if there are [`MAX_SLOTS`].
+    pub fn add(&mut self) {
+        assert!(self.0.len() < MAX_SLOTS as usize, "links number at most {MAX_SLOTS} slots");
+        self.0.push(UNLINKED);
     }
 
     /// Returns the size of the links in bytes.
