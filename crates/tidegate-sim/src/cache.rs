@@ -93,6 +93,7 @@ impl Changes {
 }
 
 /// The cache over a backing in the same region.
+#[allow(clippy::struct_excessive_bools, reason = "independent settings")]
 pub struct CacheSubject {
     blocks: u64,
     block_bytes: u32,
@@ -385,7 +386,6 @@ impl Subject for CacheSubject {
             let work = device.background();
             let purges = self.purges.then(|| Arc::clone(&requests));
             let rests = self.fault == CacheFault::NoBackground;
-            let steps = 0;
             Box::new(Background {
                 work,
                 device,
@@ -394,7 +394,7 @@ impl Subject for CacheSubject {
                 sizes,
                 purges,
                 rests,
-                steps,
+                steps: 0,
                 changes,
             })
         };
