@@ -1,5 +1,5 @@
-//! The deadline of a stop: a server that waits for a backing, a client or a disk without an answer
-//! would not end by itself. The process then ends as if it were killed, which harms no pool.
+//! The deadline of a stop: a server that waits for a backing, a client, a disk or its standard
+//! output without an answer would not end by itself. The process then ends as if it were killed, which harms no pool.
 
 use std::sync::Arc;
 use std::sync::mpsc::channel;
@@ -9,13 +9,15 @@ use anyhow::{Context, Result};
 use parking_lot::{Condvar, Mutex};
 use tidegate::size::Size;
 
-use crate::log::{Level, say};
+use crate::log::{self, Level, say};
 use crate::served::Served;
 
 /// Time that a server has after a second signal.
 const AFTER_SECOND: Duration = Duration::from_secs(5);
 /// Time that the tiers of a pool have to tell their pending bytes.
 const TELL: Duration = Duration::from_secs(2);
+/// Time that standard error has to take the last lines.
+const LOG: Duration = Duration::from_secs(1);
 
 /// Deadline for the end of a server that was told to stop.
 pub(crate) struct Deadline {
@@ -67,7 +69,7 @@ impl Deadline {
         self.changed.notify_all();
     }
 
-    /// Notes that the server has ended in good order.
+    /// Notes that the server has ended in good order, and has printed all that it prints.
     pub(crate) fn meet(&self) {
         let mut state = self.state.lock();
         state.is_met = true;
@@ -118,6 +120,7 @@ fn give_up(waited: Duration, served: Vec<Served>) -> ! {
         let line = format!("not stopped in good order after {waited} s, ended: {held}");
         say(Level::Error, line);
     }
+    log::flush(LOG);
     std::process::exit(1);
 }
 

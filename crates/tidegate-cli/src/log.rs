@@ -2,14 +2,21 @@
 //!
 //! If standard error of a server is the journal, each line begins with its priority as systemd
 //! reads it; if it is neither the journal nor a terminal, such as a file or a pipe, with the time.
+//!
+//! Invariant: no thread of a server waits for its standard error, which may be a full pipe or a
+//! halted terminal. A thread of the [log](queue) writes the lines.
+
+mod queue;
 
 use std::fmt::Write as _;
 use std::io::{self, IsTerminal, Write};
 use std::os::unix::fs::MetadataExt;
 use std::sync::OnceLock;
-use std::time::SystemTime;
+use std::time::{Duration, SystemTime};
 
+use anyhow::{Context, Result};
 use clap::ValueEnum;
+use queue::Queue;
 use serde::Serialize;
 
 /// How much a line matters.
@@ -40,6 +47,12 @@ struct Setup {
     prefix: Prefix,
 }
 
+/// The log of a server.
+struct Log {
+    setup: Setup,
+    queue: Queue,
+}
+
 /// The prefix of a line of text.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Prefix {
@@ -49,11 +62,51 @@ enum Prefix {
     Priority,
 }
 
-static SETUP: OnceLock<Setup> = OnceLock::new();
+static LOG: OnceLock<Log> = OnceLock::new();
 
 /// Sets up the log of a server. Only the first call has an effect.
-pub(crate) fn set_up(format: Format, level: Level) {
-    let _ = SETUP.set(Setup { format, level, prefix: prefix() });
+///
+/// # Errors
+/// The system refuses a thread.
+pub(crate) fn set_up(format: Format, level: Level) -> Result<()> {
+    let setup = Setup { format, level, prefix: prefix() };
+    if LOG.set(Log { setup, queue: Queue::default() }).is_err() {
+        return Ok(());
+    }
+    let write = || LOG.get().into_iter().for_each(Log::write_lines);
+    let thread = std::thread::Builder::new().name("log".into()).spawn(write);
+    thread.map(drop).context("cannot start a thread")
+}
+
+/// Waits until standard error has the lines of a server, at most `timeout`.
+pub(crate) fn flush(timeout: Duration) {
+    if let Some(log) = LOG.get() {
+        log.queue.wait_until_written(timeout);
+    }
+}
+
+impl Log {
+    /// Writes the lines of the queue as long as the process lives.
+    fn write_lines(&self) {
+        loop {
+            let taken = self.queue.take();
+            let dropped = (taken.dropped > 0).then(|| {
+                let message = format!(
+                    "{} lines of the log are missing here: standard error took no more",
+                    taken.dropped
+                );
+                rendered(&self.setup, None, Level::Warning, &message)
+            });
+            taken.lines.iter().chain(&dropped).for_each(|line| write(line));
+            self.queue.note_written();
+        }
+    }
+}
+
+/// Writes `line` to standard error. A closed standard error is no failure.
+fn write(line: &str) {
+    // A single call keeps lines of several threads apart.
+    let _ = io::stderr().write_all(format!("{line}\n").as_bytes());
 }
 
 /// Returns the prefix that fits standard error.
@@ -86,20 +139,19 @@ struct Entry<'a> {
     message: &'a str,
 }
 
-/// Writes `message` to standard error. A closed standard error is no failure.
+/// Writes `message` to standard error. A server does not wait for it, and drops lines that standard
+/// error does not take in time.
 pub(crate) fn say(level: Level, message: impl std::fmt::Display) {
     say_of(None, level, message);
 }
 
-/// Writes `message` about one `device` of several to standard error.
+/// Writes `message` about one `device` of several to standard error, like [`say`].
 pub(crate) fn say_of(device: Option<&str>, level: Level, message: impl std::fmt::Display) {
-    let text = match SETUP.get() {
-        Some(setup) if level > setup.level => return,
-        Some(setup) => rendered(setup, device, level, &message.to_string()),
-        None => plain(device, &message.to_string()),
-    };
-    // A single call keeps lines of several threads apart.
-    let _ = io::stderr().write_all(format!("{text}\n").as_bytes());
+    match LOG.get() {
+        Some(log) if level > log.setup.level => {}
+        Some(log) => log.queue.push(rendered(&log.setup, device, level, &message.to_string())),
+        None => write(&plain(device, &message.to_string())),
+    }
 }
 
 fn rendered(setup: &Setup, device: Option<&str>, level: Level, message: &str) -> String {

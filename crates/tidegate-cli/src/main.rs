@@ -21,6 +21,7 @@ mod waits;
 
 use std::io::Write;
 use std::process::ExitCode;
+use std::time::Duration;
 
 use clap::Parser;
 
@@ -29,10 +30,16 @@ use crate::output::UsageError;
 
 const FAILED: u8 = 1;
 const WRONG_USAGE: u8 = 2;
+/// Time that standard error has to take the last lines of a server.
+const LAST_LINES: Duration = Duration::from_secs(2);
 
 fn main() -> ExitCode {
     match Cli::try_parse() {
-        Ok(cli) => commands::run(cli).unwrap_or_else(|error| report(&error)),
+        Ok(cli) => {
+            let status = commands::run(cli).unwrap_or_else(|error| report(&error));
+            log::flush(LAST_LINES);
+            status
+        }
         Err(error) if !error.use_stderr() => {
             // Help or version was asked for: a closed pipe is no failure of this program.
             let _ = error.print();

@@ -8,8 +8,12 @@ use std::io;
 use std::os::linux::net::SocketAddrExt as _;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::net::{SocketAddr, UnixDatagram};
+use std::time::Duration;
 
 use crate::log::{Level, say};
+
+/// Longest wait for a service manager that takes no messages.
+const TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Sends `state`, assignments a line each, if a service manager listens at `NOTIFY_SOCKET`. A
 /// failure is logged, and the server goes on.
@@ -27,6 +31,8 @@ fn send(socket: &OsStr, state: &str) -> io::Result<()> {
         [b'@', name @ ..] => SocketAddr::from_abstract_name(name)?,
         _ => SocketAddr::from_pathname(socket)?,
     };
-    UnixDatagram::unbound()?.send_to_addr(state.as_bytes(), &address)?;
+    let socket = UnixDatagram::unbound()?;
+    socket.set_write_timeout(Some(TIMEOUT))?;
+    socket.send_to_addr(state.as_bytes(), &address)?;
     Ok(())
 }

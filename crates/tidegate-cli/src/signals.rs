@@ -86,11 +86,14 @@ fn handle(signal: i32, stop: &StopHandle, deadline: &Deadline, reload: &dyn Fn()
     }
     let stops = STOPPING.contains(&signal);
     let does = if stops { "stopping" } else { "ignored" };
+    if stops {
+        // First: a log or a service manager that takes no messages must not delay the stop.
+        deadline.signalled();
+        stop.stop();
+    }
     say(Level::Info, format_args!("{}: {does}", name_of(signal)));
     if stops {
         notify("STOPPING=1\nSTATUS=writing back");
-        deadline.signalled();
-        stop.stop();
     }
 }
 

@@ -1,10 +1,11 @@
 //! A stop ends at its deadline, whatever a backing, a client or a copy does: what the backing lacks
 //! stays in the pool, and the server says so.
 
-use std::io::Read as _;
+use std::io::{PipeReader, PipeWriter, Read as _, Write as _};
 use std::process::{Command, Stdio};
 use std::time::Instant;
 
+use rustix::fs::OFlags;
 use rustix::process::{Pid, Signal, kill_process};
 
 use crate::behind::{Scene, read, write};
@@ -112,6 +113,61 @@ fn a_client_that_takes_no_replies_keeps_no_server() {
     assert!(code.is_some(), "{said}");
     drop(client);
     assert_kept(&scene, 8);
+}
+
+/// A pipe whose reader takes nothing, and which is full.
+fn full_pipe() -> (PipeReader, PipeWriter) {
+    let (reader, mut writer) = std::io::pipe().unwrap();
+    let blocking = rustix::fs::fcntl_getfl(&writer).unwrap();
+    rustix::fs::fcntl_setfl(&writer, blocking | OFlags::NONBLOCK).unwrap();
+    while writer.write(&[b'.'; 4096]).is_ok() {}
+    while writer.write(b".").is_ok() {}
+    rustix::fs::fcntl_setfl(&writer, blocking).unwrap();
+    (reader, writer)
+}
+
+/// Lines that cannot be written delay neither a stop nor an answer.
+#[test]
+fn a_standard_error_that_takes_nothing_delays_neither_a_stop_nor_an_answer() {
+    let scene = Scene::new("cache");
+    let (reader, writer) = full_pipe();
+    let mut command = tidegate();
+    command.arg("serve").arg(scene.pool()).arg(scene.backing("disk"));
+    command.arg(format!("--nbd=unix:{}", scene.path("socket").display()));
+    let server = Server::spawn(command.arg("--stop-timeout=900").stderr(writer));
+    drop(command);
+    for _ in 0..3 {
+        kill_process(server.pid(), Signal::USR1).unwrap();
+    }
+    write_all(&scene, 3);
+    let began = Instant::now();
+    let (status, said) = server.stop(Signal::TERM);
+    assert!(status.success() && said.contains("stopped"), "{status}: {said}");
+    assert!(began.elapsed().as_secs() < 60, "{:?}", began.elapsed());
+    drop(reader);
+    assert_kept(&scene, 3);
+}
+
+/// The deadline ends a server that waits for its standard output, and its lines are logged.
+#[test]
+fn a_standard_output_that_takes_nothing_is_within_the_deadline() {
+    let scene = Scene::new("cache");
+    let (reader, writer) = full_pipe();
+    let mut command = tidegate();
+    command.arg("serve").arg(scene.pool()).arg(scene.backing("disk"));
+    command.arg(format!("--nbd=unix:{}", scene.path("socket").display()));
+    command.arg("--stop-timeout=1").stdout(writer).stderr(Stdio::piped());
+    let server = command.spawn().unwrap();
+    drop(command);
+    while !scene.path("socket").exists() {
+        std::thread::yield_now();
+    }
+    kill_process(Pid::from_child(&server), Signal::TERM).unwrap();
+    let output = server.wait_with_output().unwrap();
+    let said = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(1), "{said}");
+    assert!(said.contains("SIGTERM: stopping") && said.contains("ended"), "{said}");
+    drop(reader);
 }
 
 /// A copy that takes some ten seconds: of a disk with data, each read of which is delayed.

@@ -16,7 +16,8 @@ use super::{
     Operation, Request, Result,
 };
 
-/// Receives a line for the operator, without a line end.
+/// Receives a line for the operator, without a line end. A request may wait for the call, so it
+/// must not block.
 pub type Notices = Arc<dyn Fn(&str) + Send + Sync>;
 
 /// A layer over a device that reports failures.
