@@ -27,7 +27,7 @@ use crate::args::{DeviceArgs, ServeArgs};
 use crate::deadline::Deadline;
 use crate::log::{self, Level, say, say_of};
 use crate::notify::notify;
-use crate::output::{field, line, print_lines};
+use crate::output::{field, line, one_line, print_lines};
 use crate::plan::{DevicePlan, ServePlan, TlsFiles};
 use crate::pool::map_to_resize;
 use crate::removed::{self, Watched};
@@ -88,9 +88,8 @@ fn serve_until(
     let printed = print_end(&served, &statistics.snapshot(), started.elapsed());
     // Standard output may take no bytes, so the summary is within the deadline.
     deadline.meet();
-    printed?;
-    run?;
-    closed
+    // The data comes first: a failure to print must not hide what was not written back.
+    first_failure([closed, run.map_err(Into::into), printed.map_err(Into::into)])
 }
 
 fn open_named(device: &DevicePlan) -> Result<Arc<Stack>> {
@@ -137,13 +136,19 @@ fn end_control(served: &[Served], control: Vec<Vec<ControlServer>>) {
 /// # Errors
 /// Returns the first failure; the others are logged.
 fn close_all(served: &[Served]) -> Result<()> {
+    first_failure(served.iter().map(|one| one.stack.close().map_err(Into::into)))
+}
+
+/// Awaits all `results`.
+///
+/// # Errors
+/// Returns the first failure; the others are logged.
+fn first_failure(results: impl IntoIterator<Item = Result<()>>) -> Result<()> {
     let mut first = Ok(());
-    for one in served {
-        let Err(error) = one.stack.close() else { continue };
-        if first.is_ok() {
-            first = Err(error.into());
-        } else {
-            say(Level::Error, format_args!("{:#}", anyhow::Error::from(error)));
+    for error in results.into_iter().filter_map(Result::err) {
+        match first {
+            Ok(()) => first = Err(error),
+            Err(_) => say(Level::Error, one_line(&format!("{error:#}"))),
         }
     }
     first

@@ -6,7 +6,7 @@ use std::process::{Command, Stdio};
 use std::time::Instant;
 
 use rustix::fs::OFlags;
-use rustix::process::{Pid, Signal, kill_process};
+use rustix::process::{Pid, Resource, Rlimit, Signal, kill_process, prlimit};
 
 use crate::behind::{Scene, read, write};
 use crate::support::{Server, ok, scratch, tidegate};
@@ -168,6 +168,31 @@ fn a_standard_output_that_takes_nothing_is_within_the_deadline() {
     assert_eq!(output.status.code(), Some(1), "{said}");
     assert!(said.contains("SIGTERM: stopping") && said.contains("ended"), "{said}");
     drop(reader);
+}
+
+/// Standard output and the backing take no more: the server tells both.
+#[test]
+fn data_that_stays_in_the_pool_is_told_where_nothing_can_be_printed() {
+    let scene = Scene::new("cache");
+    let printed = std::fs::File::create_new(scene.path("printed")).unwrap();
+    let mut command = tidegate();
+    command.arg("serve").arg(scene.pool()).args([&scene.backing("disk"), "--mode=wb"]);
+    command.arg(format!("--nbd=unix:{}", scene.path("socket").display()));
+    let server = command.stdout(printed).stderr(Stdio::piped()).spawn().unwrap();
+    while !std::fs::read_to_string(scene.path("printed")).unwrap().ends_with("ready\n") {
+        std::thread::yield_now();
+    }
+    let (nothing, pid) = (Some(0), Pid::from_child(&server));
+    let limit = Rlimit { current: nothing, maximum: nothing };
+    prlimit(Some(pid), Resource::Fsize, limit).unwrap();
+    write_all(&scene, 6);
+    kill_process(pid, Signal::TERM).unwrap();
+    let output = server.wait_with_output().unwrap();
+    let said = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(1), "{said}");
+    assert!(said.contains("cannot be destaged: it stays in the cache"), "{said}");
+    assert!(said.contains("cannot write to standard output"), "{said}");
+    assert_kept(&scene, 6);
 }
 
 /// A copy that takes some ten seconds: of a disk with data, each read of which is delayed.
