@@ -67,7 +67,7 @@ pub(super) struct Connection<'a> {
     handshake: Handshake,
     /// The transmission phase; `None` before the handshake is over.
     session: Option<Box<Session>>,
-    /// End of the time for the handshake; when stopping, for the whole connection.
+    /// End of the time for the handshake; when stopping, for the client to take its last replies.
     deadline: Option<Instant>,
     /// The client's pace in taking its answers, or in sending data while no answer waits.
     pace: Pace,
@@ -178,7 +178,7 @@ impl<'a> Connection<'a> {
                 self.receive()?;
             }
             self.stopping = true;
-            self.deadline = Instant::now().checked_add(self.service.limits.stop_grace);
+            self.deadline = None;
         }
         Ok(())
     }
@@ -256,7 +256,7 @@ impl<'a> Connection<'a> {
     }
 
     fn start_transmission(&mut self, negotiated: &Negotiated) {
-        self.deadline = self.deadline.filter(|_| self.stopping);
+        self.deadline = None;
         let (limits, mailbox) = (&self.service.limits, Arc::clone(&self.member.mailbox));
         let client = Arc::clone(&mailbox) as Arc<dyn Wakes>;
         let lease = Lease::new(Arc::clone(&self.service.budget), client);
@@ -393,8 +393,20 @@ impl<'a> Connection<'a> {
         Ok(())
     }
 
+    /// Starts the time for the last replies once the server stops, no request is in progress and the
+    /// client has replies to take. A request of any length is answered.
+    fn note_grace(&mut self, now: Instant, wants_output: bool) {
+        if !self.stopping {
+            return;
+        }
+        let grace = self.service.limits.stop_grace;
+        let is_due = wants_output && self.is_idle();
+        self.deadline = self.deadline.or_else(|| now.checked_add(grace)).filter(|_| is_due);
+    }
+
     /// Returns the longest time to wait; fails if a deadline has passed.
     fn time_left(&mut self, now: Instant, wants_output: bool) -> Result<Option<Timespec>, Fault> {
+        self.note_grace(now, wants_output);
         let due = self.due(wants_output);
         if due.is_none() {
             self.pace.rest();

@@ -42,7 +42,8 @@ pub struct Limits {
     /// never had a request go first, then those that have been idle for longest. A connection that
     /// waits for the device or for memory keeps its place.
     pub idle_timeout: Duration,
-    /// Time that clients have to read their last replies when the server stops.
+    /// Time that a client has to read its last replies when the server stops, from the end of its
+    /// last request on.
     pub stop_grace: Duration,
 }
 

@@ -97,6 +97,28 @@ fn a_client_that_does_not_read_cannot_hold_up_the_stop() {
     assert!(server.log.lock().iter().any(|line| line.contains("while the server stopped")));
 }
 
+/// The time for the last replies begins when there are any.
+#[test]
+fn a_request_that_takes_longer_than_the_time_for_replies_is_answered() {
+    let (probe, gate) = Probe::gated(u64::MAX);
+    let limits = Limits { stop_grace: Duration::from_millis(50), ..Limits::default() };
+    let export = Export::new("", probe);
+    let mut server = TestServer::start(ServerBuilder::new().export(export).limits(limits));
+    let mut client = Client::simple(&server.path());
+    client.request(READ, 0, 7, 0, 512);
+    let arrival = gate.recv().expect("arrives");
+    server.stop.stop();
+    while UnixStream::connect(server.path()).is_ok() {}
+    // Longer than the time for replies: nothing but time could end the connection.
+    std::thread::sleep(Duration::from_millis(300));
+    arrival.open();
+    assert_eq!(client.simple_reply(), (0, 7));
+    assert_eq!(client.read(512), [0; 512]);
+    client.expect_closed();
+    server.join();
+    assert!(server.log.lock().is_empty(), "{:?}", server.log.lock());
+}
+
 #[test]
 fn a_server_binds_again_right_after_it_stopped() {
     let dir = tempfile::tempdir().expect("temporary directory");
