@@ -6,18 +6,18 @@
 //! 2. The thread that answers the client waits for no disk while it watches the copy.
 //! 3. A file gets the requested name only once it holds the whole copy durably.
 
+mod partial;
+
 use std::fs::File;
-use std::io;
 use std::os::fd::BorrowedFd;
-use std::os::unix::fs::OpenOptionsExt;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::mpsc::channel;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
+use partial::Partial;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::fs::{CWD, RenameFlags, renameat_with};
 use rustix::io::Errno;
 use tidegate::device::moment::{Claim, Moment};
 use tidegate::device::wake::Wake;
@@ -57,10 +57,10 @@ impl Served {
         if self.stack.description().backing.is_none() {
             self.check_pool_file()?;
         }
-        let partial = Partial::create(file).with_context(|| format!("cannot make {to}"))?;
+        let partial = Partial::create(file)?;
         let made = self.watch_copy(&partial.file, client);
         let made = made.with_context(|| format!("cannot copy {pool} to {to}"))?;
-        partial.publish(file).with_context(|| format!("cannot make {to}"))?;
+        partial.publish(file)?;
         Ok(made)
     }
 
@@ -172,46 +172,5 @@ struct WakeAtEnd(Arc<Wake>);
 impl Drop for WakeAtEnd {
     fn drop(&mut self) {
         self.0.wake();
-    }
-}
-
-/// A temporary file beside the requested one, removed unless it is renamed.
-struct Partial {
-    file: File,
-    path: PathBuf,
-}
-
-impl Partial {
-    /// Creates an empty file beside `file`, which must not exist.
-    fn create(file: &Path) -> io::Result<Self> {
-        if file.symlink_metadata().is_ok() {
-            return Err(Errno::EXIST.into());
-        }
-        let name = file.file_name().ok_or(Errno::ISDIR)?;
-        let mut hidden = std::ffi::OsString::from(".");
-        hidden.push(name);
-        hidden.push(format!(".partial-{}", std::process::id()));
-        let path = file.with_file_name(hidden);
-        let mut options = File::options();
-        options.write(true).create_new(true).mode(0o600);
-        Ok(Self { file: options.open(&path)?, path })
-    }
-
-    /// Gives the file the name `file`, durably.
-    fn publish(self, file: &Path) -> io::Result<()> {
-        match renameat_with(CWD, &self.path, CWD, file, RenameFlags::NOREPLACE) {
-            // This file system cannot refuse to replace a file.
-            Err(Errno::INVAL | Errno::NOSYS) => std::fs::hard_link(&self.path, file)?,
-            renamed => renamed?,
-        }
-        let directory = file.parent().filter(|it| !it.as_os_str().is_empty());
-        File::open(directory.unwrap_or(Path::new(".")))?.sync_all()
-    }
-}
-
-impl Drop for Partial {
-    fn drop(&mut self) {
-        // After `publish` the temporary name is gone, or is a second name of the copy.
-        let _ = std::fs::remove_file(&self.path);
     }
 }

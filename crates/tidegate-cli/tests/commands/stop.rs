@@ -2,13 +2,14 @@
 //! stays in the pool, and the server says so.
 
 use std::io::{PipeReader, PipeWriter, Read as _, Write as _};
+use std::os::unix::fs::MetadataExt as _;
 use std::process::{Command, Stdio};
 use std::time::Instant;
 
 use rustix::fs::OFlags;
 use rustix::process::{Pid, Resource, Rlimit, Signal, kill_process, prlimit};
 
-use crate::behind::{Scene, read, write};
+use crate::behind::{Scene, kill, read, write};
 use crate::support::{Server, ok, scratch, tidegate};
 
 const BLOCKS: usize = 20;
@@ -208,18 +209,39 @@ fn start_copy(scene: &Scene) -> std::process::Child {
     command.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap()
 }
 
-/// Waits until the instant of the copy has come: its file, under a name of its own, has its size.
-fn await_partial(scene: &Scene) {
+/// Waits until the instant of the copy has come: the file that `server` has open for it, which has
+/// no name yet, has its size.
+fn await_partial(scene: &Scene, server: &Server) {
+    let descriptors = format!("/proc/{}/fd", server.pid().as_raw_nonzero());
     let is_there = || {
-        let mut files = std::fs::read_dir(scene.path("")).unwrap().map(Result::unwrap);
+        let mut files = std::fs::read_dir(&descriptors).unwrap().map(|it| it.unwrap().path());
         files.any(|file| {
-            let is_partial = file.file_name().to_string_lossy().contains(".partial");
-            is_partial && file.metadata().is_ok_and(|found| found.len() > 0)
+            let is_beside = file.read_link().is_ok_and(|it| it.starts_with(scene.path("")));
+            let is_unnamed = |it: std::fs::Metadata| it.nlink() == 0 && it.len() > 0;
+            is_beside && file.metadata().is_ok_and(is_unnamed)
         })
     };
     while !is_there() {
         std::thread::yield_now();
     }
+}
+
+/// A server that is killed leaves nothing of a copy.
+#[test]
+fn a_killed_server_leaves_nothing_of_its_copy() {
+    let scene = slow_to_copy("cache");
+    let server = serve(&scene, "delay:1s,", &[]);
+    let copy = start_copy(&scene);
+    await_partial(&scene, &server);
+    kill(server);
+    assert!(!copy.wait_with_output().unwrap().status.success());
+    let names = std::fs::read_dir(scene.path("")).unwrap().map(|it| it.unwrap().file_name());
+    let names: Vec<_> = names.map(|name| name.into_string().unwrap()).collect();
+    assert!(
+        names.iter().all(|name| ["disk", "other", "pool", "socket"].contains(&name.as_str())),
+        "{names:?}"
+    );
+    no_copy_is_left(&scene);
 }
 
 fn no_copy_is_left(scene: &Scene) {
@@ -234,7 +256,7 @@ fn a_stop_ends_a_copy() {
         let scene = slow_to_copy(engine);
         let server = serve(&scene, "delay:1s,", &[]);
         let copy = start_copy(&scene);
-        await_partial(&scene);
+        await_partial(&scene, &server);
         kill_process(server.pid(), Signal::TERM).unwrap();
         let output = copy.wait_with_output().unwrap();
         let error = String::from_utf8(output.stderr).unwrap();
@@ -251,7 +273,7 @@ fn writes_go_on_beside_a_copy_and_an_interrupt_ends_it() {
     let scene = slow_to_copy("cache");
     let server = serve(&scene, "delay:300ms,", &["--mode=wb"]);
     let mut copy = start_copy(&scene);
-    await_partial(&scene);
+    await_partial(&scene, &server);
     let mut client = scene.client();
     (0..BLOCKS).for_each(|block| write(&mut client, block * 200, 9));
     assert!(copy.try_wait().unwrap().is_none(), "the copy goes on");
@@ -262,7 +284,7 @@ fn writes_go_on_beside_a_copy_and_an_interrupt_ends_it() {
     std::fs::remove_file(scene.path("copy")).unwrap();
 
     let copy = start_copy(&scene);
-    await_partial(&scene);
+    await_partial(&scene, &server);
     kill_process(Pid::from_child(&copy), Signal::INT).unwrap();
     assert!(!copy.wait_with_output().unwrap().status.success());
     (0..BLOCKS).for_each(|block| write(&mut client, block * 200, 10));
