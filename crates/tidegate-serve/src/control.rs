@@ -8,7 +8,9 @@
 //!    names the client's user.
 //! 2. A client makes the server hold at most [`REQUEST_BYTES_MAX`] bytes until a timeout.
 //! 3. A client gets a reply or the end of its connection, whatever bytes it sends.
-//! 4. A request that may take long delays only others of its kind, and never statistics.
+//! 4. A request that may take long delays only others of its queue, and never statistics. Settings
+//!    have a queue of their own, and change in the order of the requests.
+//! 5. A request whose client has left before its turn is not carried out.
 
 use std::io::{self, ErrorKind, Write};
 use std::os::unix::net::UnixStream;
@@ -124,11 +126,28 @@ type Answer = dyn Fn(Request, BorrowedFd<'_>) -> Reply + Send + Sync;
 /// A request that may take long, with its client.
 type Job = (Request, Peer);
 
-/// Threads that answer clients until this is dropped: one accepts, one performs long requests.
+/// Threads that answer clients until this is dropped: one accepts, one changes settings, and one
+/// performs the other long requests.
 pub struct ControlServer {
-    /// Owns the sender of the jobs, so it is dropped first.
+    /// Owns the senders of the jobs, so it is dropped first.
     server: SerialServer,
-    jobs: Jobs,
+    jobs: [Jobs; 2],
+}
+
+/// Senders of long requests.
+struct Queues {
+    settings: jobs::Sender<Job>,
+    others: jobs::Sender<Job>,
+}
+
+impl Queues {
+    /// Queues `job`. Returns it as an error if too many jobs wait.
+    fn send(&self, job: Job) -> Result<(), Job> {
+        match job.0 {
+            Request::Set { .. } => self.settings.send(job),
+            _ => self.others.send(job),
+        }
+    }
 }
 
 impl ControlServer {
@@ -144,26 +163,38 @@ impl ControlServer {
         let listeners = paths.iter().map(|path| Listener::bind(&ListenAddress::Unix(path.clone())));
         let listeners = listeners.collect::<Result<Vec<_>, _>>()?;
         let answer = Arc::new(answer);
-        let of_jobs = Arc::clone(&answer);
-        let perform = move |(request, client): Job| {
-            let answered = of_jobs(request, client.as_fd());
-            // A client that disconnects does not concern the other clients.
-            drop(reply(client, &answered));
+        let start = |name| {
+            let answer = Arc::clone(&answer);
+            Jobs::start(name, move |job| perform(job, &*answer))
         };
-        let (jobs, sender) = Jobs::start("control-jobs", perform)?;
-        let converse = move |client| converse(client, &*answer, &sender);
-        Ok(Self { server: SerialServer::start("control", listeners, converse)?, jobs })
+        let (set, settings) = start("control-set")?;
+        let (others_done, others) = start("control-jobs")?;
+        let queues = Queues { settings, others };
+        let converse = move |client| converse(client, &*answer, &queues);
+        let server = SerialServer::start("control", listeners, converse)?;
+        Ok(Self { server, jobs: [set, others_done] })
     }
 
     /// Ends the server without waiting for a request in progress, which ends by itself or with the
     /// process. Dropping the server waits.
     pub fn abandon(self) {
         self.server.abandon();
-        self.jobs.abandon();
+        self.jobs.into_iter().for_each(Jobs::abandon);
     }
 }
 
-fn converse(mut client: Peer, answer: &Answer, jobs: &jobs::Sender<Job>) -> io::Result<()> {
+/// Carries out a request in its turn, unless its client has left: a client that gave up may have
+/// sent another request since, which this one must not undo.
+fn perform((request, client): Job, answer: &Answer) {
+    if client.has_left() {
+        return;
+    }
+    let answered = answer(request, client.as_fd());
+    // A client that disconnects does not concern the other clients.
+    drop(reply(client, &answered));
+}
+
+fn converse(mut client: Peer, answer: &Answer, queues: &Queues) -> io::Result<()> {
     let request = match request_of(&mut client) {
         Ok(request) => request,
         Err(message) => return reply(client, &Reply::failed(message)),
@@ -172,7 +203,7 @@ fn converse(mut client: Peer, answer: &Answer, jobs: &jobs::Sender<Job>) -> io::
         let answered = answer(request, client.as_fd());
         return reply(client, &answered);
     }
-    match jobs.send((request, client)) {
+    match queues.send((request, client)) {
         Ok(()) => Ok(()),
         Err((_, client)) => reply(client, &Reply::failed("too many requests wait; try later")),
     }
@@ -325,6 +356,56 @@ mod tests {
             let reply = asked.join().expect("no panic").expect("an answer");
             assert_eq!(reply, Asked::Reply(Reply::Set));
         });
+    }
+
+    /// Sends `request` without waiting for the reply.
+    fn send(path: &Path, request: &Request) -> UnixStream {
+        let mut client = UnixStream::connect(path).expect("connected");
+        let mut line = serde_json::to_vec(request).expect("text");
+        line.push(b'\n');
+        client.write_all(&line).expect("sent");
+        client
+    }
+
+    fn setting(value: &str) -> Request {
+        Request::Set { settings: vec![("mode".into(), value.into())] }
+    }
+
+    /// Settings change beside another long request, in the order of the requests, without the
+    /// requests of clients that have left.
+    #[test]
+    fn settings_change_in_order_without_those_of_clients_that_left() {
+        let dir = tempfile::tempdir().expect("tempdir");
+        let path = dir.path().join("control");
+        let (begun, has_begun) = channel();
+        let (end, ends) = channel::<()>();
+        let ends = Mutex::new(ends);
+        let answer = move |request, _: BorrowedFd<'_>| {
+            let waits = request == Request::Purge || request == setting("first");
+            begun.send(request).expect("the test waits");
+            if waits {
+                let _ = ends.lock().recv();
+            }
+            Reply::Set
+        };
+        let server = ControlServer::start(std::slice::from_ref(&path), answer).expect("it listens");
+        let _purge = send(&path, &Request::Purge);
+        assert_eq!(has_begun.recv(), Ok(Request::Purge));
+        let set = ask(&path, &setting("beside")).expect("an answer beside the purge");
+        assert_eq!((set, has_begun.recv()), (Asked::Reply(Reply::Set), Ok(setting("beside"))));
+        end.send(()).expect("the purge waits");
+
+        let _first = send(&path, &setting("first"));
+        assert_eq!(has_begun.recv(), Ok(setting("first")));
+        drop(send(&path, &setting("given up")));
+        let _last = send(&path, &setting("last"));
+        // The accepting thread has queued them when it answers the next client.
+        ask(&path, &Request::Stat).expect("an answer");
+        assert_eq!(has_begun.recv(), Ok(Request::Stat));
+        end.send(()).expect("the first one waits");
+        assert_eq!(has_begun.recv(), Ok(setting("last")));
+        drop(server);
+        assert!(has_begun.recv().is_err(), "the one that was given up is not carried out");
     }
 
     #[test]

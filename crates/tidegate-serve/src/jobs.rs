@@ -1,4 +1,5 @@
-//! A thread that performs long requests in turn, and leaves the accepting thread free.
+//! A thread that performs the long requests of a queue in turn, and leaves the accepting thread
+//! free.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};

@@ -115,6 +115,14 @@ impl Peer {
         self.deadline = Instant::now() + TIMEOUT;
     }
 
+    /// Returns whether the other end has closed its socket.
+    pub(crate) fn has_left(&self) -> bool {
+        let mut socket = [PollFd::new(&self.socket, PollFlags::empty())];
+        let now = Timespec { tv_sec: 0, tv_nsec: 0 };
+        let polled = retry_on_intr(|| poll(&mut socket, Some(&now)));
+        polled.is_ok() && socket[0].revents().contains(PollFlags::HUP)
+    }
+
     /// Waits for the other end without a time limit, then restarts the time of the conversation.
     ///
     /// # Errors
