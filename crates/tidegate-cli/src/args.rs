@@ -7,11 +7,12 @@ use std::path::PathBuf;
 
 use clap::{Arg, ArgMatches, Args, FromArgMatches, Parser, Subcommand, ValueEnum};
 use tidegate::backing::BackingUrl;
+use tidegate::cache::check_mode;
 use tidegate::dram::TierSpec;
 use tidegate::pmem::{Domain, MediaModel, RegionOptions};
 use tidegate::size::Size;
 use tidegate::stack::REGISTRY;
-use tidegate::tier::{Engine, Options};
+use tidegate::tier::{Engine, Options, SettingError};
 use tidegate_serve::nbd::ListenAddress;
 
 use crate::log::{Format, Level};
@@ -327,7 +328,7 @@ pub(crate) struct DeviceArgs {
     pub(crate) backing: Option<BackingUrl>,
     /// With a cache pool: wb (write-back), wt (write-through), wa (write-around), wi
     /// (write-invalidate), wo (write-only) or pt (pass-through); the one it had last unless given
-    #[arg(long, value_name = "MODE")]
+    #[arg(long, value_name = "MODE", value_parser = parse_mode)]
     pub(crate) mode: Option<String>,
     /// With a cache pool in mode wb or wo: after a crash the export is as it was at a flush, so
     /// that the writes of one flush are there as a whole or not at all. Writes are durable at the
@@ -662,6 +663,10 @@ fn value_from(path: &str) -> Result<String, String> {
 pub(crate) fn parse_count(text: &str) -> Result<NonZeroUsize, String> {
     let count = text.parse::<usize>().ok().and_then(NonZeroUsize::new);
     count.ok_or_else(|| "a whole number from 1 on is expected".into())
+}
+
+pub(crate) fn parse_mode(text: &str) -> Result<String, SettingError> {
+    check_mode(text).map(|()| text.to_owned())
 }
 
 pub(crate) fn parse_unix(text: &str) -> Result<PathBuf, String> {

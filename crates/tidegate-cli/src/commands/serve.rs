@@ -65,7 +65,8 @@ fn serve_until(
     stop: &StopHandle,
     deadline: &Deadline,
 ) -> Result<()> {
-    let stacks = plan.devices.iter().map(open_named).collect::<Result<Vec<_>>>()?;
+    let mut unused = open_all(&plan.devices)?;
+    let stacks = unused.0.clone();
     let gates: Vec<_> = stacks.iter().map(|stack| Arc::new(Gate::new(stack.top()))).collect();
     let server = bind(&plan, &gates, tls)?;
     let devices = plan.devices.into_iter().zip(stacks.into_iter().zip(gates));
@@ -79,6 +80,7 @@ fn serve_until(
     let waits = waits::watch()?;
     announce(&served, &server.addresses(), metrics.as_ref(), plan.tls.as_ref())?;
     let (started, statistics) = (Instant::now(), server.statistics());
+    unused.0.clear();
     let run = server.run(stop);
     // From now on no request changes a pool while its tiers are drained.
     end_control(&served, control);
@@ -92,12 +94,41 @@ fn serve_until(
     first_failure([closed, run.map_err(Into::into), printed.map_err(Into::into)])
 }
 
-fn open_named(device: &DevicePlan) -> Result<Arc<Stack>> {
-    let opened = open(device);
-    match &device.origin {
-        Some(origin) => opened.with_context(|| origin.clone()),
-        None => opened,
+/// Stacks that no client has used yet. Dropping it releases their backings, so that a start that
+/// fails keeps no other pool from them.
+struct Unused(Vec<Arc<Stack>>);
+
+impl Drop for Unused {
+    fn drop(&mut self) {
+        // The mark of a backing that fails stays; the failure of the start is returned.
+        self.0.iter().for_each(|stack| drop(stack.release_unused()));
     }
+}
+
+/// Opens the pools of `devices`, and sets their modes before the first client connects.
+fn open_all(devices: &[DevicePlan]) -> Result<Unused> {
+    let mut unused = Unused(Vec::new());
+    for device in devices {
+        unused.0.push(of_device(device, open(device))?);
+    }
+    for (device, stack) in devices.iter().zip(&unused.0) {
+        of_device(device, set_mode(device, stack))?;
+    }
+    Ok(unused)
+}
+
+/// Adds the position of `device` in the configuration file to an error.
+fn of_device<T>(device: &DevicePlan, result: Result<T>) -> Result<T> {
+    match &device.origin {
+        Some(origin) => result.with_context(|| origin.clone()),
+        None => result,
+    }
+}
+
+fn set_mode(device: &DevicePlan, stack: &Stack) -> Result<()> {
+    let Some(mode) = &device.args.mode else { return Ok(()) };
+    let pool = device.pool.display();
+    stack.set(&[("mode", mode)]).with_context(|| format!("{pool} cannot be served with --mode"))
 }
 
 /// Opens the pool of `device`, with the tiers before it and the backing behind it.
@@ -110,15 +141,12 @@ fn open(device: &DevicePlan) -> Result<Arc<Stack>> {
         force: args.force,
         atomic_flush: args.atomic_flush,
         keep_dirty: args.keep_dirty,
+        needs_modes: args.mode.is_some(),
         dram: args.dram,
         delays: args.delay_us.map(|us| Delays::of_each(us.saturating_mul(1000))),
         notices: Some(notices(device)),
         ..StackOptions::alone(region, pool.clone())
     })?;
-    if let Some(mode) = &args.mode {
-        // The mode is set before the first client connects.
-        stack.set(&[("mode", mode)])?;
-    }
     Ok(Arc::new(stack))
 }
 

@@ -7,7 +7,7 @@ use rustix::process::Signal;
 
 use crate::behind::{Scene, kill, read, write};
 use crate::killed_cache::{self, killed_cache};
-use crate::support::{Server, ok, run, succeed, tool};
+use crate::support::{Server, ok, run, scratch, succeed, tool};
 
 fn command(name: &str, scene: &Scene) {
     ok([name.as_ref(), scene.pool().as_os_str()]);
@@ -204,14 +204,53 @@ fn the_mode_is_chosen_at_start_and_changed_while_it_runs() {
     write(&mut client, 1, 3);
     assert_eq!((scene.in_file("disk", 1), read(&mut client, 1)), (3, 3));
     kill(server);
-    let error = scene.refusal(&[&scene.backing("disk"), "--mode=fast"]);
-    assert!(error.contains("wb, wt, wa, wi, wo or pt"), "{error}");
+    let pool = scene.pool();
+    let output = run(["serve", pool.to_str().unwrap(), "--nbd=unix:/nowhere", "--mode=fast"]);
+    let error = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(2), "{error}");
+    assert!(error.contains("--mode") && error.contains("wb, wt, wa, wi, wo or pt"), "{error}");
 }
 
 /// Puts another pool at the path of the first, which goes to `aside`.
 fn replace_pool(scene: &Scene) {
     std::fs::rename(scene.pool(), scene.path("aside")).unwrap();
     ok(["create", scene.pool().to_str().unwrap(), "--engine=cache", "--size=8M"]);
+}
+
+/// A start that fails keeps no other pool from the backing.
+#[test]
+fn a_start_that_fails_leaves_the_backing_to_other_pools() {
+    for engine in ["cache", "log"] {
+        let scene = Scene::new(engine);
+        let backing = scene.backing("disk");
+        std::fs::write(scene.path("socket"), "no socket").unwrap();
+        let error = scene.refusal(&[&backing]);
+        assert!(error.contains("a file that is no socket is there"), "{error}");
+        std::fs::remove_file(scene.path("socket")).unwrap();
+        let error = scene.refusal(&[&backing, "--dram=lru:1"]);
+        assert!(error.contains("the DRAM tier lru:1 cannot be made"), "{error}");
+        if engine == "cache" {
+            let error = scene.refusal(&[&backing, "--atomic-flush", "--mode=wt"]);
+            assert!(error.contains("cannot be served with --mode"), "{error}");
+        }
+        replace_pool(&scene);
+        let server = scene.serve("disk", &[]);
+        assert!(server.stop(Signal::TERM).0.success());
+    }
+}
+
+#[test]
+fn a_mode_is_for_a_cache() {
+    for engine in ["btt", "raw", "log"] {
+        let dir = scratch();
+        let pool = dir.path().join("pool");
+        let pool = pool.to_str().unwrap();
+        ok(["create", pool, &format!("--engine={engine}"), "--size=32M"]);
+        let output = run(["serve", pool, "--nbd=unix:/nowhere", "--mode=wb"]);
+        let error = String::from_utf8(output.stderr).unwrap();
+        let expected = format!("{pool} is a {engine} pool, --mode needs a cache pool");
+        assert!(output.status.code() == Some(1) && error.contains(&expected), "{error}");
+    }
 }
 
 /// Serves and stops, so that all is in the backing.

@@ -40,6 +40,7 @@ const TRAITS: Traits = Traits {
     needs_backing: true,
     has_atomic_flush: true,
     keeps_dirty: true,
+    has_modes: true,
     has_clean_pages: true,
     remembers_backing: true,
     ..Traits::of("cache", "pages before a device")

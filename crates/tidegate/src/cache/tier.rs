@@ -65,6 +65,14 @@ fn mode_of(value: &str) -> std::result::Result<(Mode, bool), SettingError> {
     Ok((mode, flushes))
 }
 
+/// Checks that `value` is a value of the setting `mode`.
+///
+/// # Errors
+/// [`SettingError::Value`].
+pub fn check_mode(value: &str) -> std::result::Result<(), SettingError> {
+    mode_of(value).map(drop)
+}
+
 fn size_of(value: &str) -> std::result::Result<Size, SettingError> {
     let wrong = |error| SettingError::value(SIZE, value, format!("a size: {error}"));
     value.parse().map_err(wrong)

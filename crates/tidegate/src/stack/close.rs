@@ -34,6 +34,15 @@ impl Stack {
         if self.keep_dirty { self.keep() } else { self.drain() }
     }
 
+    /// Ends a stack that no client has used: marks that the backing has all writes of the pool, if
+    /// that is so. Otherwise the mark stays, and other pools are kept from the backing.
+    ///
+    /// # Errors
+    /// The same errors as [`drain`](Self::drain).
+    pub fn release_unused(&self) -> Result<()> {
+        if self.pending_bytes() == (0, 0) { self.drain() } else { Ok(()) }
+    }
+
     fn keep(&self) -> Result<()> {
         let (lowest, upper) = self.lowest_and_upper();
         // A thread may still write to the backing. Another server must not take the backing before

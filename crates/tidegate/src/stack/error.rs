@@ -97,6 +97,14 @@ pub enum StackError {
         /// Its engine.
         engine: &'static str,
     },
+    /// The engine has no modes.
+    #[error("{pool} is a {engine} pool, --mode needs a cache pool: leave it out")]
+    NoModes {
+        /// The pool.
+        pool: String,
+        /// Its engine.
+        engine: &'static str,
+    },
     /// A DRAM tier was asked for before a pool with atomic flush.
     #[error(
         "--atomic-flush and --dram exclude each other: a DRAM tier writes back in its own order, leave one of them out"

@@ -47,6 +47,8 @@ pub struct StackOptions {
     pub atomic_flush: bool,
     /// Keep the dirty data in the pool when the stack is [closed](Stack::close).
     pub keep_dirty: bool,
+    /// The mode of a cache will be set: engines without modes are refused.
+    pub needs_modes: bool,
     /// The DRAM tier before the pool.
     pub dram: TierSpec,
     /// Delays of each request to the pool: for tests and demonstrations.
@@ -67,6 +69,7 @@ impl StackOptions {
             salvage: false,
             atomic_flush: false,
             keep_dirty: false,
+            needs_modes: false,
             dram: TierSpec { policy: Policy::None, bytes: 0 },
             delays: None,
             notices: None,
@@ -157,6 +160,9 @@ impl Registry {
         if keep_dirty && !engine.traits().keeps_dirty {
             return Err(StackError::KeepsNothing { pool: name(&region), engine: engine.name() });
         }
+        if options.needs_modes && !engine.traits().has_modes {
+            return Err(StackError::NoModes { pool: name(&region), engine: engine.name() });
+        }
         if url.is_some() && !engine.traits().needs_backing {
             return Err(StackError::NoBackingNeeded { pool: name(&region), engine: engine.name() });
         }
@@ -170,12 +176,13 @@ impl Registry {
         let (region_too, salvage) = (Arc::clone(&region), options.salvage);
         let opening = Opening { region: region_too, backing, force, salvage, atomic_flush };
         let opened = engine.open(opening).map_err(failed)?;
-        if let Some(behind) = &behind {
-            behind.remember(&region)?;
-        }
         let pmem = opened.tier;
         let top = dram::open(dram.policy, dram.bytes, delayed(&pmem, options.delays));
         let top = top.map_err(|source| StackError::Dram { spec: dram, source })?;
+        // Last, so that a stack that cannot be opened leaves no mark.
+        if let Some(behind) = &behind {
+            behind.remember(&region)?;
+        }
         let geometry = top.geometry();
         if let (Some(behind), Some(notices)) = (&behind, options.notices) {
             behind.tell_of_table(geometry.block_bytes, &notices);

@@ -105,6 +105,8 @@ pub struct Traits {
     pub has_atomic_flush: bool,
     /// Whether a server can exit and leave data for the backing in the engine's pools.
     pub keeps_dirty: bool,
+    /// Whether the engine's tiers have the setting `mode`.
+    pub has_modes: bool,
     /// Whether the engine's pools keep pages that the backing has too, and that a purge can remove.
     pub has_clean_pages: bool,
     /// Whether the engine's pools keep changes of files by programs under `tidegate run`. The
@@ -126,6 +128,7 @@ impl Traits {
             needs_backing: false,
             has_atomic_flush: false,
             keeps_dirty: false,
+            has_modes: false,
             has_clean_pages: false,
             keeps_files: false,
             remembers_backing: false,
