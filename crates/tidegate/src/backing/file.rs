@@ -18,6 +18,9 @@ use crate::device::file::{FileDevice, FileOptions};
 use crate::opening::{self, Expected};
 use crate::pool::{Glance, glance};
 
+/// The smallest block in bytes.
+const BLOCK_BYTES_MIN: u64 = 512;
+
 /// `file:PATH`, `file:///PATH` or a plain path.
 pub(super) static FILE: Scheme = Scheme {
     name: "file",
@@ -55,6 +58,9 @@ fn open(rest: &str, opening: &Opening<'_>) -> Result<OpenBacking, BackingError> 
         locked => locked.map_err(|errno| failed("lock")(errno.into()))?,
     }
     expect_writable(&lock, rest)?;
+    let found = glance(&lock).map_err(failed("read"))?;
+    expect_whole_blocks(&lock, found)
+        .map_err(|reason| BackingError::Unfit { url: url(), reason })?;
     let (block_bytes, table_sector_bytes) =
         inspect(&lock, opening.block_bytes).map_err(failed("read"))?;
     let observer = Observer::of_file(&lock).map_err(failed("identify"))?;
@@ -63,8 +69,7 @@ fn open(rest: &str, opening: &Opening<'_>) -> Result<OpenBacking, BackingError> 
     let options = FileOptions { reopens: true, as_backing: true, ..FileOptions::default() };
     let device = FileDevice::open(path, &FileOptions { block_bytes, ..options })?;
     let name = std::path::absolute(path).map_err(failed("name"))?;
-    let holds = glance(&lock).map_err(failed("read"))?;
-    let holds = Some(holds).filter(|found| !matches!(found, Glance::Unknown(_)));
+    let holds = Some(found).filter(|found| !matches!(found, Glance::Unknown(_)));
     Ok(OpenBacking {
         device: Arc::new(device),
         // The name as the user gave it: a link that follows the disk finds it under its next name.
@@ -87,6 +92,26 @@ fn expect_writable(file: &File, rest: &str) -> Result<(), BackingError> {
     let reason = "it is write-protected, but a backing is written; `blockdev --setrw` makes it \
                   writable where the disk itself is";
     Err(BackingError::Unfit { url: format!("file:{rest}"), reason: reason.into() })
+}
+
+/// Refuses a file with bytes after its last block. Advises to change its size only if the content
+/// `found` in it is an image of a disk: any other file may be named by mistake.
+///
+/// # Errors
+/// Returns the reason.
+fn expect_whole_blocks(file: &File, found: Glance) -> Result<(), String> {
+    let size = file.metadata().map_or(0, |it| it.len());
+    if size < BLOCK_BYTES_MIN || size.is_multiple_of(BLOCK_BYTES_MIN) {
+        return Ok(());
+    }
+    let cure = match found {
+        Glance::Unknown(content) if content.is_disk_image() => {
+            let grown = size.next_multiple_of(BLOCK_BYTES_MIN);
+            format!("its last bytes are in no block, `truncate -s {grown}` makes it one")
+        }
+        _ => "it is no image of a disk in whole blocks".into(),
+    };
+    Err(format!("it has {size} bytes, expected a multiple of {BLOCK_BYTES_MIN}: {cure}"))
 }
 
 /// Returns the block size to use, unless it is the device's own, and the sector size of the GPT on
@@ -151,6 +176,24 @@ mod tests {
             let grown = size.next_multiple_of(512).to_string();
             assert!(error.contains(&grown), "{size}: {error}");
         }
+    }
+
+    /// A file that was named by mistake must not be changed.
+    #[test]
+    fn only_an_image_of_a_disk_gets_the_advice_to_change_its_size() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("file");
+        let refusal = |content: &[u8]| {
+            std::fs::write(&path, content).unwrap();
+            open_at(&path).err().expect("refused").to_string()
+        };
+        for content in [&b"root:x:0:0:root:/root:/bin/bash\n".repeat(41)[..], &[0xB7; 1535]] {
+            let error = refusal(content);
+            assert!(error.contains("no image of a disk") && !error.contains("truncate"), "{error}");
+        }
+        let mut image = vec![0xB7; 1535];
+        image[510..512].copy_from_slice(b"\x55\xaa");
+        assert!(refusal(&image).contains("`truncate -s 1536`"));
     }
 
     #[test]

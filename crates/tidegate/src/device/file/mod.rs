@@ -195,10 +195,8 @@ fn geometry_of(file: &File, path: &Path, options: &FileOptions) -> Result<Geomet
     let size = rustix::fs::seek(file, rustix::fs::SeekFrom::End(0)).map_err(os)?;
     if options.as_backing && size >= BLOCK_BYTES_MIN {
         block_bytes = whole_block_bytes(size, block_bytes).ok_or_else(|| {
-            let grown = size.next_multiple_of(BLOCK_BYTES_MIN);
             let context = format!(
-                "{path} has {size} bytes, expected a multiple of 512: its last bytes are in no \
-                 block, `truncate -s {grown}` makes it one"
+                "{path} has {size} bytes, expected a multiple of 512: its last bytes are in no block"
             );
             DeviceError::new(DeviceErrorKind::Unsupported, context)
         })?;
