@@ -153,7 +153,9 @@ fn answer(request: &Request, served: &Served, client: BorrowedFd<'_>) -> Result<
         Request::Flush => {
             let uncommitted_bytes = stack.destage()?;
             let (volatile_bytes, kept_bytes) = stack.pending_bytes();
-            Reply::Flushed { left_bytes: volatile_bytes + kept_bytes, uncommitted_bytes }
+            let left_bytes = volatile_bytes + kept_bytes;
+            let has_no_backing = stack.description().backing.is_none();
+            Reply::Flushed { left_bytes, uncommitted_bytes, has_no_backing }
         }
         Request::Purge => {
             let Purged { freed_bytes, left_bytes } = stack.purge()?;
@@ -268,6 +270,8 @@ pub(crate) struct Flushed {
     pub(crate) left_bytes: u64,
     /// The part of `left_bytes` that no flush of a client has committed.
     pub(crate) uncommitted_bytes: u64,
+    /// The pool has no backing, and holds all data itself.
+    pub(crate) has_no_backing: bool,
 }
 
 /// Asks the server of the pool at `pool` to destage everything that it holds.
@@ -276,8 +280,8 @@ pub(crate) struct Flushed {
 /// The server does not answer, or the backing or the memory failed.
 pub(crate) fn flush_of(pool: &Path) -> Result<Answer<Flushed>> {
     request(pool, &socket_of(pool)?, &Request::Flush, |reply| match reply {
-        Reply::Flushed { left_bytes, uncommitted_bytes } => {
-            Some(Flushed { left_bytes, uncommitted_bytes })
+        Reply::Flushed { left_bytes, uncommitted_bytes, has_no_backing } => {
+            Some(Flushed { left_bytes, uncommitted_bytes, has_no_backing })
         }
         _ => None,
     })

@@ -28,6 +28,8 @@ pub(crate) struct Deadline {
 
 #[derive(Default)]
 struct State {
+    /// The time of the first signal.
+    began: Option<Instant>,
     /// `None` before the first signal.
     at: Option<Instant>,
     is_met: bool,
@@ -64,7 +66,9 @@ impl Deadline {
     pub(crate) fn signalled(&self) {
         let mut state = self.state.lock();
         let limit = if state.at.is_none() { self.timeout } else { AFTER_SECOND };
-        let until = Instant::now() + limit;
+        let now = Instant::now();
+        let until = now + limit;
+        state.began.get_or_insert(now);
         state.at = Some(state.at.map_or(until, |at| at.min(until)));
         self.changed.notify_all();
     }
@@ -79,16 +83,15 @@ impl Deadline {
         drop(served);
     }
 
-    /// Waits for the deadline. Returns the time until then and the pools, or `None` if it was met.
+    /// Waits for the deadline. Returns the time since the first signal and the pools, or `None` if
+    /// the deadline was met.
     fn wait(&self) -> Option<(Duration, Vec<Served>)> {
         let mut state = self.state.lock();
-        let mut began = None;
         while !state.is_met {
-            let Some(at) = state.at else {
+            let Some((began, at)) = state.began.zip(state.at) else {
                 self.changed.wait(&mut state);
                 continue;
             };
-            let began = *began.get_or_insert_with(Instant::now);
             if Instant::now() >= at {
                 return Some((began.elapsed(), std::mem::take(&mut state.served)));
             }
@@ -115,7 +118,7 @@ fn give_up(waited: Duration, served: Vec<Served>) -> ! {
     }
     for pool in pools {
         let held = told.recv_timeout(TELL).unwrap_or_else(|_| {
-            format!("what {pool} holds for its backing stays in it; what a DRAM tier held is lost")
+            format!("what {pool} holds stays in it; what a DRAM tier held is lost")
         });
         let line = format!("not stopped in good order after {waited} s, ended: {held}");
         say(Level::Error, line);
@@ -132,6 +135,9 @@ fn held_by(served: &Served) -> String {
         bytes => format!("{} in the DRAM tier are lost; ", Size { bytes }),
     };
     let kept = match kept_bytes {
+        0 if served.stack.description().backing.is_none() => {
+            format!("{pool} has all other data, durable")
+        }
         0 => format!("{pool} holds nothing that the backing lacks"),
         bytes => format!(
             "{} that the backing lacks stay in {pool}: `tidegate flush {pool}` writes them to it; \
@@ -140,4 +146,20 @@ fn held_by(served: &Served) -> String {
         ),
     };
     format!("{lost}{kept}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_time_that_is_told_is_not_below_the_timeout() {
+        let timeout = Duration::from_millis(20);
+        let deadline = Deadline { timeout, state: Mutex::default(), changed: Condvar::new() };
+        deadline.signalled();
+        // The thread may see the signal late.
+        std::thread::sleep(timeout / 2);
+        let (waited, _) = deadline.wait().expect("it was not met");
+        assert!(waited >= timeout, "{waited:?}");
+    }
 }

@@ -71,6 +71,9 @@ pub enum Reply {
         left_bytes: u64,
         /// The part of `left_bytes` that no flush of a client has committed.
         uncommitted_bytes: u64,
+        /// The pool has no backing, and holds all data itself.
+        #[serde(default)]
+        has_no_backing: bool,
     },
     /// The pool has destaged and removed its pages.
     Purged {

@@ -37,9 +37,8 @@ pub(super) fn engine_at(path: &Path) -> Result<Option<&'static dyn Engine>> {
 /// # Errors
 /// The server does not answer, or the backing or the memory failed.
 pub(super) fn flush_served(pool: &Path) -> Result<bool> {
-    let Answer::Of(Flushed { left_bytes, uncommitted_bytes }) = flush_of(pool)? else {
-        return Ok(false);
-    };
+    let Answer::Of(flushed) = flush_of(pool)? else { return Ok(false) };
+    let Flushed { left_bytes, uncommitted_bytes, has_no_backing } = flushed;
     let shown = pool.display();
     let size = |bytes| Size { bytes };
     let newer_bytes = left_bytes.saturating_sub(uncommitted_bytes);
@@ -49,7 +48,9 @@ pub(super) fn flush_served(pool: &Path) -> Result<bool> {
         format!("{bytes} that no client has flushed, which --atomic-flush keeps back")
     });
     let left: Vec<_> = newer.into_iter().chain(uncommitted).collect();
-    if left.is_empty() {
+    if left.is_empty() && has_no_backing {
+        line(format_args!("{shown}: all is in the pool, which has no backing"))?;
+    } else if left.is_empty() {
         line(format_args!("{shown}: all is written that its server held for the backing"))?;
     } else {
         let left = left.join(", and ");

@@ -3,6 +3,9 @@
 
 mod document;
 
+use std::fs::File;
+use std::io::{self, Read as _};
+use std::os::unix::fs::MetadataExt as _;
 use std::path::Path;
 use std::time::Duration;
 
@@ -13,11 +16,14 @@ use tidegate_serve::nbd::ListenAddress;
 
 use crate::args::{
     DeviceArgs, LimitArgs, MemoryArgs, STOP_TIMEOUT_SECONDS, TlsArgs, TlsWhen, parse_count,
-    parse_unix,
+    parse_mode, parse_unix,
 };
 use crate::log::{Format, Level};
 use crate::plan::{DevicePlan, ServePlan, TlsFiles, limits_of};
 use document::{Document, Table};
+
+/// Most bytes of a file.
+const FILE_BYTES_MAX: usize = 1 << 20;
 
 /// Reads the plan in the file at `path`.
 ///
@@ -43,8 +49,18 @@ pub(crate) fn read(path: &Path) -> Result<ServePlan> {
 /// # Errors
 /// The file cannot be read.
 pub(crate) fn check(path: &Path) -> Result<Result<ServePlan, Vec<String>>> {
-    let text = std::fs::read_to_string(path);
-    Ok(parse(path, &text.with_context(|| format!("cannot read {}", path.display()))?))
+    let text = read_text(path).with_context(|| format!("cannot read {}", path.display()))?;
+    Ok(parse(path, &text))
+}
+
+fn read_text(path: &Path) -> io::Result<String> {
+    let mut bytes = Vec::new();
+    File::open(path)?.take(FILE_BYTES_MAX as u64 + 1).read_to_end(&mut bytes)?;
+    let refused = |what| io::Error::new(io::ErrorKind::InvalidData, what);
+    if bytes.len() > FILE_BYTES_MAX {
+        return Err(refused("it has more than 1 MiB, the text of a configuration is expected"));
+    }
+    String::from_utf8(bytes).map_err(|_| refused("it is no text in UTF-8"))
 }
 
 fn parse(path: &Path, text: &str) -> Result<ServePlan, Vec<String>> {
@@ -125,13 +141,29 @@ fn devices(document: &Document<'_>, tables: Vec<Table<'_>>) -> Vec<DevicePlan> {
                 let name = &device.args.export;
                 fault(format!("two devices have the export {name:?}; give each its own name"));
             }
-            if earlier.pool == device.pool {
+            if is_one_file(&earlier.pool, &device.pool) {
                 fault(format!("two devices have the pool {}", device.pool.display()));
             }
         }
         devices.push(device);
     }
     devices
+}
+
+/// Returns whether both paths lead to one file or device. Paths that lead nowhere are compared as
+/// texts.
+fn is_one_file(one: &Path, other: &Path) -> bool {
+    let identity = |path: &Path| {
+        let found = path.metadata().ok()?;
+        Some(match found.rdev() {
+            0 => (found.dev(), found.ino()),
+            device => (device, 0),
+        })
+    };
+    match (identity(one), identity(other)) {
+        (Some(one), Some(other)) => one == other,
+        _ => std::path::absolute(one).ok() == std::path::absolute(other).ok(),
+    }
 }
 
 fn device(document: &Document<'_>, mut table: Table<'_>) -> Option<DevicePlan> {
@@ -145,7 +177,7 @@ fn device(document: &Document<'_>, mut table: Table<'_>) -> Option<DevicePlan> {
         export,
         dram: table.parsed("dram").unwrap_or(none),
         backing: table.parsed("backing"),
-        mode: table.text("mode"),
+        mode: table.with("mode", parse_mode),
         atomic_flush: table.flag("atomic-flush"),
         keep_dirty: table.flag("keep-dirty"),
         force: table.flag("force"),

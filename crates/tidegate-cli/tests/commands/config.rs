@@ -221,6 +221,47 @@ fn each_line_of_a_json_log_is_an_object() {
     assert!(lines[0]["time"].as_str().unwrap().ends_with('Z'));
 }
 
+#[test]
+fn one_pool_by_two_paths_is_a_fault_and_so_is_a_mode_that_is_none() {
+    let scene = Scene::new(
+        r#"nbd = ["unix:DIR/socket"]
+
+[[device]]
+pool = "DIR/one"
+export = "one"
+
+[[device]]
+pool = "DIR/./one"
+export = "point"
+
+[[device]]
+pool = "DIR/link"
+export = "link"
+mode = "fast"
+
+[[device]]
+pool = "DIR/two"
+export = "two"
+"#,
+    );
+    std::os::unix::fs::symlink("one", scene.path("link")).unwrap();
+    let (status, lines) = scene.check();
+    assert_eq!((status, lines.len()), (Some(1), 4), "{lines:#?}");
+    let of = |start: &str| lines.iter().filter(|line| line.starts_with(start)).count();
+    let told = lines.iter().filter(|line| line.contains("two devices have the pool")).count();
+    // The third device is the pool of both others.
+    assert_eq!((told, of("7:"), of("11:")), (3, 1, 2), "{lines:#?}");
+    assert!(lines.iter().any(|line| line.contains("expected wb, wt, wa")), "{lines:#?}");
+}
+
+#[test]
+fn a_file_without_an_end_is_no_configuration() {
+    let output = run(["config", "check", "/dev/zero"]);
+    let error = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(1), "{error}");
+    assert!(error.contains("cannot read /dev/zero: it has more than 1 MiB"), "{error}");
+}
+
 /// A server that is open to the network, which is a warning; of which the memory is gone at the
 /// stop, which is an error; and the stop itself.
 #[test]

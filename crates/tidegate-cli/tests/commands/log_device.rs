@@ -127,7 +127,7 @@ fn a_log_is_not_its_own_backing() {
     for name in ["pool", "link", "symlink"] {
         for more in [&[][..], &["--force"]] {
             let error = scene.refusal(&[&[&*scene.backing(name)], more].concat());
-            assert!(error.contains("the log pool itself"), "{name}: {error}");
+            assert!(error.contains("is the pool itself"), "{name}: {error}");
         }
     }
     assert!(std::fs::read(scene.path("pool")).unwrap() == before, "the pool was changed");

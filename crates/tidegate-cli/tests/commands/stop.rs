@@ -315,6 +315,7 @@ fn a_copy_that_does_not_fit_is_none() {
     let output = crate::support::run(["snapshot", from, to.to_str().unwrap()]);
     let error = String::from_utf8(output.stderr).unwrap();
     assert!(!output.status.success() && error.contains("too large"), "{error}");
+    assert!(error.contains(&format!("the copy of {from} cannot be written")), "{error}");
     write(&mut client, 3, 5);
     assert_eq!(read(&mut client, 3), 5);
     drop(client);

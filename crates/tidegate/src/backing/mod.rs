@@ -86,7 +86,7 @@ pub struct OpenBacking {
 #[non_exhaustive]
 pub enum BackingError {
     /// It is the file of the pool.
-    #[error("the backing {url} is the log pool itself: name another file, or a block device")]
+    #[error("the backing {url} is the pool itself: name another file, or a block device")]
     IsPool {
         /// The backing.
         url: String,

@@ -148,7 +148,7 @@ impl Original {
     }
 
     fn not_written(&self, source: io::Error) -> StackError {
-        BackingError::Io { action: "write the copy of", url: self.name.clone(), source }.into()
+        StackError::CopyNotWritten { original: self.name.clone(), source }
     }
 
     fn not_read(&self, source: DeviceError) -> StackError {

@@ -81,6 +81,14 @@ pub enum StackError {
         /// Why.
         source: DeviceError,
     },
+    /// The copy of the pool, or of its backing, cannot be written.
+    #[error("the copy of {original} cannot be written")]
+    CopyNotWritten {
+        /// The pool, or its backing.
+        original: String,
+        /// Why.
+        source: std::io::Error,
+    },
     /// The engine does not make flushes atomic.
     #[error("{pool} is a {engine} pool, --atomic-flush needs a cache pool: leave it out")]
     NoAtomicFlush {
