@@ -1,5 +1,6 @@
 //! The deadline of a stop: a server that waits for a backing, a client, a disk or its standard
-//! output without an answer would not end by itself. The process then ends as if it were killed, which harms no pool.
+//! output without an answer would not end by itself. The process then ends as if it were killed,
+//! which harms no pool.
 
 use std::sync::Arc;
 use std::sync::mpsc::channel;

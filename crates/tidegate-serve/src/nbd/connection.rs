@@ -393,8 +393,8 @@ impl<'a> Connection<'a> {
         Ok(())
     }
 
-    /// Starts the time for the last replies once the server stops, no request is in progress and the
-    /// client has replies to take. A request of any length is answered.
+    /// Starts the time for the last replies once the server stops, no request is in progress and
+    /// the client has replies to take. A request of any length is answered.
     fn note_grace(&mut self, now: Instant, wants_output: bool) {
         if !self.stopping {
             return;
