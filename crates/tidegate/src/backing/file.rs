@@ -65,9 +65,17 @@ fn open(rest: &str, opening: &Opening<'_>) -> Result<OpenBacking, BackingError> 
         inspect(&lock, opening.block_bytes).map_err(failed("read"))?;
     let observer = Observer::of_file(&lock).map_err(failed("identify"))?;
     let seen = observer.observe().map_err(failed("read"))?;
-    // Logs and caches keep their writes until a flush succeeds.
-    let options = FileOptions { reopens: true, as_backing: true, ..FileOptions::default() };
-    let device = FileDevice::open(path, &FileOptions { block_bytes, ..options })?;
+    let device = FileDevice::open(
+        path,
+        &FileOptions {
+            block_bytes,
+            as_backing: true,
+            // Logs and caches keep their writes until a flush succeeds.
+            reopens: true,
+            identify: Some(|disk| disk::identify(disk).ok().flatten()),
+            ..FileOptions::default()
+        },
+    )?;
     let name = std::path::absolute(path).map_err(failed("name"))?;
     let holds = Some(found).filter(|found| !matches!(found, Glance::Unknown(_)));
     Ok(OpenBacking {

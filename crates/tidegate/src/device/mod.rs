@@ -31,6 +31,7 @@ pub mod delay;
 mod error;
 pub mod fault;
 pub mod file;
+mod flushes;
 pub mod gate;
 pub mod memory;
 #[cfg(test)]

@@ -10,7 +10,7 @@ use super::{Backing, Result, WriteFlags};
 
 impl Backing {
     pub(super) fn read_buffered(&self, offset: u64, buf: &mut [u8]) -> Result<()> {
-        let (file, len) = (self.file(), buf.len());
+        let (file, len) = (self.reopened_file(), buf.len());
         let mut done = 0;
         while done < len {
             let at = offset + done as u64;
@@ -25,7 +25,7 @@ impl Backing {
     }
 
     pub(super) fn write_buffered(&self, offset: u64, data: &[u8], flags: WriteFlags) -> Result<()> {
-        let file = self.file();
+        let (begun, file) = self.begin_write();
         let mut done = 0;
         while done < data.len() {
             let at = offset + done as u64;
@@ -35,6 +35,6 @@ impl Backing {
                 Err(errno) => return Err(self.failed("write", offset, data.len() as u64, errno)),
             }
         }
-        if flags.fua { self.flush() } else { Ok(()) }
+        self.end_write(begun, flags.fua)
     }
 }

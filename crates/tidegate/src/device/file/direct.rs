@@ -5,8 +5,10 @@
 //!    batch that finds none free waits for one.
 //! 2. Memory that is not aligned to a block is copied through aligned memory.
 //! 3. A forced write is `RWF_DSYNC` (one command with FUA on a disk that supports FUA). A failed
-//!    one may mean that other data in the disk's cache is lost too, so it closes the gate as a
-//!    failed flush does.
+//!    one may mean that other data in the disk's cache is lost too, so it closes the gate and
+//!    counts as a loss, as a failed flush does.
+
+use std::fs::File;
 
 use parking_lot::{Condvar, Mutex};
 use rustix::io::Errno;
@@ -45,7 +47,8 @@ impl Direct {
         let block = backing.geometry.block_bytes as usize;
         let mut first = IoBuffer::new(block);
         let mut jobs = [Job::new(0, Memory::Read(first.data_mut()))];
-        self.run(backing, &mut jobs).map_err(|errno| refused(backing, "io_uring", errno))?;
+        self.run(backing, &backing.file(), &mut jobs)
+            .map_err(|errno| refused(backing, "io_uring", errno))?;
         match jobs[0].end() {
             Err(Stop::Os(Errno::INVAL)) => {
                 Err(refused(backing, &format!("O_DIRECT in blocks of {block} bytes"), Errno::INVAL))
@@ -88,20 +91,29 @@ impl Direct {
             .iter_mut()
             .map(|(bounce, request)| job_of(&mut request.operation, bounce.as_mut()))
             .collect();
-        let ran = self.run(backing, &mut jobs);
+        let (begun, file) = backing.begin_write();
+        let ran = self.run(backing, &file, &mut jobs);
         let ends: Vec<_> = jobs.iter().map(Job::end).collect();
         drop(jobs);
         for ((bounce, request), end) in flights.iter_mut().zip(ends) {
             request.result = Some(finish(backing, request, bounce.as_ref(), end, ran));
+            if is_unforced_write(&request.operation) && end.is_ok() {
+                backing.gate.wrote(begun);
+            }
         }
     }
 
-    fn run(&self, backing: &Backing, jobs: &mut [Job<'_>]) -> std::result::Result<(), Errno> {
+    fn run(
+        &self,
+        backing: &Backing,
+        file: &File,
+        jobs: &mut [Job<'_>],
+    ) -> std::result::Result<(), Errno> {
         if jobs.is_empty() {
             return Ok(());
         }
         let mut ring = self.take_ring()?;
-        let ran = ring.run(&backing.file(), jobs, backing.geometry.block_bytes as usize);
+        let ran = ring.run(file, jobs, backing.geometry.block_bytes as usize);
         self.give_back(ran.is_ok().then_some(ring));
         ran
     }
@@ -131,6 +143,10 @@ impl Direct {
         }
         self.returned.notify_one();
     }
+}
+
+fn is_unforced_write(operation: &Operation<'_>) -> bool {
+    matches!(operation, Operation::Write { flags, .. } if !flags.fua)
 }
 
 fn job_of<'a>(operation: &'a mut Operation<'_>, bounce: Option<&'a mut IoBuffer>) -> Job<'a> {

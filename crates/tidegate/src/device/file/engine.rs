@@ -16,15 +16,16 @@ use std::thread::JoinHandle;
 use rustix::fd::AsFd;
 use rustix::io::Errno;
 
-use super::gate::{Failure, Turn};
-use super::uring::{Flights, Force, Stop};
+use super::gate::{Call, Turn};
+use super::uring::{Flights, Force, Started, Stop};
 use super::{Backing, Transfer};
 use crate::device::wake::Inbox;
-use crate::device::{AsyncRequest, Operation, OwnedOperation};
+use crate::device::{AsyncRequest, Context, Operation, OwnedOperation};
+use crate::durable;
 
 /// The thread and the way to it.
 pub(super) struct Engine {
-    inbox: Arc<Inbox<AsyncRequest>>,
+    inbox: Arc<Inbox<Started>>,
     thread: Option<JoinHandle<()>>,
 }
 
@@ -40,7 +41,8 @@ impl Engine {
             transfer,
             inbox: Arc::clone(&inbox),
             flights: Flights::new()?,
-            flushes: Vec::new(),
+            waiting: Vec::new(),
+            is_flushing: false,
         };
         let name = "device-ring".to_owned();
         let spawned = std::thread::Builder::new().name(name).spawn(move || runner.run());
@@ -51,8 +53,8 @@ impl Engine {
 
     /// Gives `request`, which is checked and not empty, to the thread. Returns it if the thread has
     /// failed.
-    pub(super) fn submit(&self, request: AsyncRequest) -> Option<AsyncRequest> {
-        self.inbox.add(request)
+    pub(super) fn submit(&self, started: Started) -> Option<AsyncRequest> {
+        self.inbox.add(started).map(|started| started.request)
     }
 }
 
@@ -62,20 +64,22 @@ impl Drop for Engine {
     }
 }
 
-/// A flush, or a forced write whose data is written, that needs the gate.
-struct Flush {
+/// A flush, or a forced write whose data is written, that the gate knows by the number `job`.
+struct Waiting {
     request: AsyncRequest,
-    needed: u64,
+    job: u64,
 }
 
 /// The thread.
 struct Runner {
     backing: Arc<Backing>,
     transfer: Transfer,
-    inbox: Arc<Inbox<AsyncRequest>>,
+    inbox: Arc<Inbox<Started>>,
     flights: Flights,
     /// Requests that wait at the gate.
-    flushes: Vec<Flush>,
+    waiting: Vec<Waiting>,
+    /// A flush of the gate is among the flights, as a request of its own.
+    is_flushing: bool,
 }
 
 impl Runner {
@@ -85,7 +89,7 @@ impl Runner {
         loop {
             let is_stopping = self.take_new();
             self.pass_gate();
-            if is_stopping && self.flights.is_empty() && self.flushes.is_empty() {
+            if is_stopping && self.flights.is_empty() && self.waiting.is_empty() {
                 return;
             }
             let wake = Arc::clone(&self.inbox.wake);
@@ -93,8 +97,8 @@ impl Runner {
             if let Err(errno) = self.flights.turn(&file, unit, wake.as_fd(), &mut landed) {
                 return self.give_up(errno);
             }
-            for (request, end) in landed.drain(..) {
-                self.finish(request, end);
+            for (started, end) in landed.drain(..) {
+                self.finish(started, end);
             }
         }
     }
@@ -102,80 +106,94 @@ impl Runner {
     /// Takes the new requests in. Returns whether the device has ended.
     fn take_new(&mut self) -> bool {
         let (requests, is_stopping) = self.inbox.take();
-        for mut request in requests {
-            match request.operation() {
-                Operation::Flush => self.queue_flush(request),
+        for mut started in requests {
+            match started.request.operation() {
+                Operation::Flush => self.ask(started, Call::Flush),
                 Operation::Write { flags, .. } => {
                     let is_direct = self.transfer == Transfer::Direct;
                     let force = if flags.fua && is_direct { Force::Yes } else { Force::No };
-                    self.flights.add(request, force);
+                    self.flights.add(started, force);
                 }
-                _ => self.flights.add(request, Force::No),
+                _ => self.flights.add(started, Force::No),
             }
         }
         is_stopping
     }
 
-    fn queue_flush(&mut self, request: AsyncRequest) {
-        self.flushes.push(Flush { request, needed: self.backing.gate.needed() });
+    fn ask(&mut self, Started { request, moment }: Started, call: Call) {
+        let job = self.backing.gate.ask(call, moment);
+        self.waiting.push(Waiting { request, job });
     }
 
-    /// Completes the flushes that the gate answers, and starts the next flush.
+    /// Completes the requests that the gate answers, and starts the next flush.
     fn pass_gate(&mut self) {
-        for flush in std::mem::take(&mut self.flushes) {
-            match self.backing.gate.begin(flush.needed) {
-                Turn::Covered => flush.request.complete(Ok(())),
-                Turn::Refused(errno) => {
-                    let error = self.backing.flush_failed(Failure::Earlier(errno));
-                    flush.request.complete(Err(error));
+        for Waiting { request, job } in std::mem::take(&mut self.waiting) {
+            match self.backing.gate.turn(job) {
+                Turn::Answered(answer) => {
+                    request.complete(answer.map_err(|failure| self.backing.flush_failed(failure)));
                 }
-                Turn::Wait => self.flushes.push(flush),
-                Turn::Run => self.make_flush(flush.request),
+                Turn::Wait => self.waiting.push(Waiting { request, job }),
+                Turn::Run => {
+                    self.make_flush();
+                    self.waiting.push(Waiting { request, job });
+                }
             }
         }
     }
 
-    /// Flushes the file for `request`, which may be a forced write, by a request of its own.
-    fn make_flush(&mut self, request: AsyncRequest) {
-        let context = request.context();
-        let completion = move |_, result| request.complete(result);
-        let sync = AsyncRequest::new(OwnedOperation::Flush, context, completion);
-        self.flights.add(sync, Force::No);
+    /// Flushes the file by a request of its own, whose end the gate gets.
+    fn make_flush(&mut self) {
+        self.is_flushing = true;
+        let request = AsyncRequest::new(OwnedOperation::Flush, Context::default(), |_, _| {});
+        let moment = self.backing.gate.now();
+        self.flights.add(Started { request, moment }, Force::No);
     }
 
-    /// Ends the transfer of `request`. A forced write through the page cache still needs a flush.
-    fn finish(&mut self, mut request: AsyncRequest, end: Result<(), Stop>) {
-        let (offset, len) = request.operation().range();
-        let (what, fua) = match request.operation() {
-            Operation::Read { .. } => ("read", false),
-            Operation::Write { flags, .. } => ("write", flags.fua),
-            _ => return self.finish_flush(request, end),
+    /// Ends the transfer of a request. A forced write through the page cache still needs a flush.
+    fn finish(&mut self, mut started: Started, end: Result<(), Stop>) {
+        let (offset, len) = started.request.operation().range();
+        let (what, is_write, fua) = match started.request.operation() {
+            Operation::Read { .. } => ("read", false, false),
+            Operation::Write { flags, .. } => ("write", true, flags.fua),
+            _ => return self.finish_flush(end),
         };
         match end {
-            Ok(()) if fua && self.transfer == Transfer::Buffered => self.queue_flush(request),
-            Ok(()) => request.complete(Ok(())),
+            Ok(()) if fua && self.transfer == Transfer::Buffered => {
+                self.ask(started, Call::ForcedWrite);
+            }
+            Ok(()) => {
+                if is_write && !fua {
+                    self.backing.gate.wrote(started.moment);
+                }
+                started.request.complete(Ok(()));
+            }
             Err(stop) => {
                 let forced = fua && self.transfer == Transfer::Direct;
                 let error = self.backing.transfer_failed(what, offset, len, stop, forced);
-                request.complete(Err(error));
+                started.request.complete(Err(error));
             }
         }
     }
 
-    fn finish_flush(&mut self, request: AsyncRequest, end: Result<(), Stop>) {
+    fn finish_flush(&mut self, end: Result<(), Stop>) {
+        self.is_flushing = false;
         let outcome = end.map_err(|stop| match stop {
             Stop::Os(errno) => errno,
             Stop::Ended { .. } => Errno::IO,
         });
-        let passed = self.backing.gate.finish(outcome);
-        request.complete(passed.map_err(|failure| self.backing.flush_failed(failure)));
+        // The ring's sync makes no such check.
+        let checked = |()| durable::failure(&*self.backing.file()).map_or(Ok(()), Err);
+        self.backing.gate.finish(outcome.and_then(checked));
     }
 
     /// Fails all requests, as the ring failed.
     fn give_up(mut self, errno: Errno) {
+        if self.is_flushing {
+            self.finish_flush(Err(Stop::Os(errno)));
+        }
         // New requests run on the pool of threads.
-        let new = self.inbox.close();
-        let waiting = self.flushes.drain(..).map(|flush| flush.request);
+        let new = self.inbox.close().into_iter().map(|started| started.request);
+        let waiting = self.waiting.drain(..).map(|it| it.request);
         let requests: Vec<_> =
             self.flights.abandon().into_iter().chain(waiting).chain(new).collect();
         for request in requests {

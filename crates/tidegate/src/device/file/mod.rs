@@ -6,7 +6,8 @@
 //! 2. After a flush or a forced write has failed, every later one fails until the file is reopened
 //!    (`gate` says why): bytes that the kernel dropped must never read as durable. A device that
 //!    [`reopens`](FileOptions::reopens) reopens by itself; its callers keep their data until a
-//!    flush succeeds.
+//!    flush succeeds. A flush that is asked for a lost write fails after the reopening too, unless
+//!    another one reported the loss before.
 //! 3. A transfer ends when all its bytes are moved, or with an error: short reads and writes are
 //!    continued. After an error each block is old or new as far as the kernel and the medium keep
 //!    blocks whole. So the default block size is the unit of the file system or of the disk.
@@ -35,8 +36,10 @@ use rustix::io::{Errno, retry_on_intr};
 
 use self::direct::Direct;
 use self::engine::Engine;
-use self::gate::{Failure, FlushGate};
+use self::gate::{Call, Failure, FlushGate};
 use self::reopen::Reopening;
+use self::uring::Started;
+use super::flushes::Moment;
 use super::{AsyncRequest, BlockDevice, BlockDeviceExt, DeviceError, DeviceErrorKind, Extent};
 use super::{Geometry, Operation, Request, Result, WriteFlags, ZeroFlags};
 use crate::durable;
@@ -70,8 +73,11 @@ pub struct FileOptions {
     pub create_bytes: Option<u64>,
     /// After a failure, reopen the path before the next request, and go on if it is the same file
     /// or disk. Only for callers that keep their data until a flush has succeeded: a failure is
-    /// reported to the requests that met it, and to no later ones.
+    /// reported to the requests that met it, and to flushes that are asked for lost writes.
     pub reopens: bool,
+    /// Returns a number that tells the disk from others; `None` if there is none. A disk that was
+    /// attached again is reopened only if it has the number that the disk had when it was opened.
+    pub identify: Option<fn(&File) -> Option<u64>>,
 }
 
 /// A file or a block device as a [`BlockDevice`].
@@ -108,7 +114,7 @@ impl FileDevice {
         let file = open_file(path, options)?;
         let geometry = geometry_of(&file, path, options)?;
         let (path, gate) = (path.to_path_buf(), FlushGate::default());
-        let reopening = options.reopens.then(|| Reopening::new(options));
+        let reopening = options.reopens.then(|| Reopening::new(options, &file));
         let file = RwLock::new(Arc::new(file));
         let backing = Arc::new(Backing { file, path, geometry, gate, reopening });
         let direct = match options.transfer {
@@ -226,10 +232,31 @@ fn errno_of(error: &std::io::Error) -> Errno {
 }
 
 impl Backing {
-    /// Returns the open file. After a failure, reopens it first if an attempt is due.
+    /// Returns the open file.
     fn file(&self) -> Arc<File> {
-        self.reopen_where_due();
         Arc::clone(&self.file.read())
+    }
+
+    /// Returns the open file. After a failure, reopens it first if an attempt is due.
+    fn reopened_file(&self) -> Arc<File> {
+        self.reopen_where_due();
+        self.file()
+    }
+
+    /// Returns the moment at which a write begins, and its file.
+    fn begin_write(&self) -> (Moment, Arc<File>) {
+        self.reopen_where_due();
+        // In this order: a file that is replaced later loses the write.
+        (self.gate.now(), self.file())
+    }
+
+    /// Ends a write that began at `begun`. A forced write is durable afterwards.
+    fn end_write(&self, begun: Moment, is_forced: bool) -> Result<()> {
+        if is_forced {
+            return self.pass_gate(Call::ForcedWrite, begun);
+        }
+        self.gate.wrote(begun);
+        Ok(())
     }
 
     /// Makes the error of a failed transfer.
@@ -251,11 +278,19 @@ impl Backing {
         )
     }
 
-    /// Makes all written data durable.
-    fn flush(&self) -> Result<()> {
-        let file = self.file();
-        let sync = || retry_on_intr(|| durable::fdatasync(&file));
-        self.gate.pass(sync).map_err(|failure| self.flush_failed(failure))
+    /// Makes all data durable that was written before the moment `called`.
+    fn flush(&self, called: Moment) -> Result<()> {
+        self.pass_gate(Call::Flush, called)
+    }
+
+    fn pass_gate(&self, call: Call, moment: Moment) -> Result<()> {
+        self.reopen_where_due();
+        // The file that is open when the flush begins: another flush may have been waited for.
+        let sync = || {
+            let file = self.file();
+            retry_on_intr(|| durable::fdatasync(&file))
+        };
+        self.gate.pass(call, moment, sync).map_err(|failure| self.flush_failed(failure))
     }
 
     fn flush_failed(&self, failure: Failure) -> DeviceError {
@@ -289,7 +324,7 @@ impl BlockDevice for FileDevice {
             Operation::Read { offset, ref mut buf } => backing.read_buffered(offset, buf),
             Operation::Write { offset, data, flags } => backing.write_buffered(offset, data, flags),
             Operation::Flush if backing.geometry.read_only => Ok(()),
-            Operation::Flush => backing.flush(),
+            Operation::Flush => backing.flush(backing.gate.now()),
             Operation::Discard { offset, len } => backing.discard(offset, len),
             Operation::WriteZeroes { offset, len, flags } => self.zero(offset, len, flags),
             Operation::Status { offset, len, most, ref mut extents } => {
@@ -307,15 +342,22 @@ impl BlockDevice for FileDevice {
     }
 
     fn start(self: Arc<Self>, mut request: AsyncRequest) {
-        // Reopened here, because the gate refuses a flush before it asks for the file.
+        let called = self.backing.gate.now();
         self.backing.reopen_where_due();
         let is_for_engine = self.is_for_engine(&request.operation());
+        let is_flush = is_for_engine && matches!(request.operation(), Operation::Flush);
+        // A write goes to the file that is open from here on.
+        let moment = if is_flush { called } else { self.backing.gate.now() };
         let refused = match self.engine().filter(|_| is_for_engine) {
-            Some(engine) => engine.submit(request),
+            Some(engine) => engine.submit(Started { request, moment }),
             None => Some(request),
         };
-        if let Some(request) = refused {
-            super::start_on_pool(self, request);
+        match refused {
+            Some(request) if is_flush => {
+                super::run_on_pool(request, move |_| self.backing.flush(called));
+            }
+            Some(request) => super::start_on_pool(self, request),
+            None => {}
         }
     }
 }
@@ -327,11 +369,11 @@ fn is_transfer(operation: &Operation<'_>) -> bool {
 
 impl FileDevice {
     fn zero(&self, offset: u64, len: u64, flags: ZeroFlags) -> Result<()> {
-        match self.backing.zero_by_kernel(offset, len, flags)? {
-            space::Zeroed::Done if flags.fua => self.backing.flush(),
-            space::Zeroed::Done => Ok(()),
-            space::Zeroed::NotHere => self.write_plain_zeroes(offset, len, flags),
+        let (begun, file) = self.backing.begin_write();
+        if self.backing.zero_by_kernel(&file, offset, len, flags)? == space::Zeroed::NotHere {
+            self.write_plain_zeroes(offset, len, flags)?;
         }
+        self.backing.end_write(begun, flags.fua)
     }
 
     /// Writes zeroes as data, if the kernel cannot zero the range.
@@ -346,7 +388,7 @@ impl FileDevice {
             self.write(offset + done, &zeroes[..step as usize], WriteFlags::default())?;
             done += step;
         }
-        if flags.fua { self.backing.flush() } else { Ok(()) }
+        Ok(())
     }
 }
 

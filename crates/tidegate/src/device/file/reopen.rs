@@ -3,10 +3,13 @@
 //! Invariants:
 //! 1. The request after a failure opens the file again. After a failed attempt, the next one comes
 //!    a second later at the earliest.
-//! 2. Only the same file or disk replaces the old one, with at least its old size. Requests that
-//!    run meanwhile end with the file that they began with.
+//! 2. Only the same file or disk replaces the old one, with at least its old size. A disk that was
+//!    attached again has another number, so it is recognized by the identity that it tells.
+//!    Requests that run meanwhile end with the file that they began with.
 //! 3. This module does not restore lost data: the caller keeps its data until a flush has
-//!    succeeded, and gets the error of a flush that fails.
+//!    succeeded, and gets the error of a flush that fails. The page cache of a file outlasts the
+//!    reopening, unless the file system was mounted again; that of a disk that was attached again
+//!    does not. Where it does not, the writes that are not flushed count as lost.
 
 #![expect(clippy::disallowed_methods, reason = "the rest between two attempts is made of time")]
 
@@ -16,6 +19,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
+use rustix::fs::{AtFlags, StatxFlags, statx};
 use rustix::io::Errno;
 
 use super::{Backing, FileOptions, errno_of, open_at};
@@ -27,6 +31,8 @@ const REST: Duration = Duration::from_secs(1);
 /// How and when a file is opened again.
 pub(super) struct Reopening {
     options: FileOptions,
+    /// What told the disk from others when it was opened.
+    identity: Option<u64>,
     /// Something failed since the file was opened.
     is_due: AtomicBool,
     /// Locked during an attempt; the time of the last failed attempt.
@@ -34,9 +40,18 @@ pub(super) struct Reopening {
 }
 
 impl Reopening {
-    pub(super) fn new(options: &FileOptions) -> Self {
+    /// Describes how the disk or file `file`, opened with `options`, is opened again.
+    pub(super) fn new(options: &FileOptions, file: &File) -> Self {
         let options = FileOptions { create_bytes: None, ..options.clone() };
-        Self { options, is_due: AtomicBool::new(false), failed: Mutex::default() }
+        let identity = options.identify.filter(|_| is_disk(file)).and_then(|it| it(file));
+        Self { options, identity, is_due: AtomicBool::new(false), failed: Mutex::default() }
+    }
+
+    /// Returns whether the disk `new` tells the identity that the disk had at first. Returns `None`
+    /// if the disk told none.
+    fn is_same_disk(&self, new: &File) -> Option<bool> {
+        let (identity, identify) = self.identity.zip(self.options.identify)?;
+        Some(identify(new) == Some(identity))
     }
 
     #[cfg(all(test, not(loom)))]
@@ -64,7 +79,7 @@ impl Backing {
         }
         // Cleared before the file is opened: a later failure is of the new file, or comes again.
         reopening.is_due.store(false, Ordering::Release);
-        if self.reopen(&reopening.options) {
+        if self.reopen(reopening) {
             self.gate.reopen();
             *failed = None;
         } else {
@@ -74,13 +89,13 @@ impl Backing {
     }
 
     /// Opens the path again. Returns whether the device has its old file or disk open.
-    fn reopen(&self, options: &FileOptions) -> bool {
-        let old = Arc::clone(&self.file.read());
-        match open_at(&self.path, options) {
+    fn reopen(&self, reopening: &Reopening) -> bool {
+        let old = self.file();
+        match open_at(&self.path, &reopening.options) {
             Ok(new) => {
-                let is_same = self.is_same(&old, &new);
+                let is_same = self.is_same(reopening, &old, &new);
                 if is_same {
-                    *self.file.write() = Arc::new(new);
+                    self.replace(&old, new);
                 }
                 is_same
             }
@@ -89,16 +104,38 @@ impl Backing {
         }
     }
 
-    fn is_same(&self, old: &File, new: &File) -> bool {
-        let number = |it: Metadata| {
-            let is_disk = it.file_type().is_block_device();
-            if is_disk { (is_disk, it.rdev(), 0) } else { (is_disk, it.dev(), it.ino()) }
+    fn is_same(&self, reopening: &Reopening, old: &File, new: &File) -> bool {
+        let (Ok(before), Ok(now)) = (old.metadata(), new.metadata()) else { return false };
+        let is_disk = |it: &Metadata| it.file_type().is_block_device();
+        let are_one = match (is_disk(&before), is_disk(&now)) {
+            (true, true) => {
+                reopening.is_same_disk(new).unwrap_or_else(|| before.rdev() == now.rdev())
+            }
+            (false, false) => (before.dev(), before.ino()) == (now.dev(), now.ino()),
+            _ => false,
         };
-        let old = old.metadata().map(number);
-        let are_one = new.metadata().is_ok_and(|new| old.is_ok_and(|old| old == number(new)));
         let end = rustix::fs::seek(new, rustix::fs::SeekFrom::End(0));
         are_one && end.is_ok_and(|bytes| bytes >= self.geometry.size_bytes())
     }
+
+    /// Puts `new` in place of `old`.
+    fn replace(&self, old: &File, new: File) {
+        let shares_pages = page_cache_of(old).is_some_and(|it| page_cache_of(&new) == Some(it));
+        let replace = || *self.file.write() = Arc::new(new);
+        if shares_pages { replace() } else { self.gate.lose_with(replace) }
+    }
+}
+
+/// Returns numbers that tell the page cache of an open file or disk from that of another one at the
+/// same path: of the disk, or of the mount. They stay in use while the file is open.
+fn page_cache_of(file: &File) -> Option<(bool, u64)> {
+    let metadata = file.metadata().ok()?;
+    if metadata.file_type().is_block_device() {
+        return Some((true, metadata.rdev()));
+    }
+    let found = statx(file, c"", AtFlags::EMPTY_PATH, StatxFlags::MNT_ID).ok()?;
+    let has_mount = found.stx_mask & StatxFlags::MNT_ID.bits() != 0;
+    has_mount.then_some((false, found.stx_mnt_id))
 }
 
 fn is_disk(file: &File) -> bool {

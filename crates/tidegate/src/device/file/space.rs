@@ -26,24 +26,39 @@ impl Backing {
     /// Frees space if the file system or the disk can; otherwise the old bytes stay, as a discard
     /// allows.
     pub(super) fn discard(&self, offset: u64, len: u64) -> Result<()> {
-        self.fallocate(PUNCH, offset, len, "discard").map(|_| ())
+        let file = self.reopened_file();
+        self.fallocate(&file, PUNCH, offset, len, "discard").map(|_| ())
     }
 
-    /// Zeroes a range without moving zeroes. The device refuses fast zeroes on a disk without a
-    /// command for zeroes, because the kernel writes zeroes block by block for `ZERO_RANGE` there.
-    pub(super) fn zero_by_kernel(&self, offset: u64, len: u64, flags: ZeroFlags) -> Result<Zeroed> {
-        if flags.may_unmap && self.fallocate(PUNCH, offset, len, "zeroing")? == Zeroed::Done {
+    /// Zeroes a range of `file` without moving zeroes. The device refuses fast zeroes on a disk
+    /// without a command for zeroes, because the kernel writes zeroes block by block for
+    /// `ZERO_RANGE` there.
+    pub(super) fn zero_by_kernel(
+        &self,
+        file: &File,
+        offset: u64,
+        len: u64,
+        flags: ZeroFlags,
+    ) -> Result<Zeroed> {
+        let zero = |mode| self.fallocate(file, mode, offset, len, "zeroing");
+        if flags.may_unmap && zero(PUNCH)? == Zeroed::Done {
             return Ok(Zeroed::Done);
         }
-        self.fallocate(ZERO, offset, len, "zeroing")
+        zero(ZERO)
     }
 
-    fn fallocate(&self, mode: FallocateFlags, offset: u64, len: u64, what: &str) -> Result<Zeroed> {
+    fn fallocate(
+        &self,
+        file: &File,
+        mode: FallocateFlags,
+        offset: u64,
+        len: u64,
+        what: &str,
+    ) -> Result<Zeroed> {
         if len == 0 {
             return Ok(Zeroed::Done);
         }
-        let file = self.file();
-        match retry_on_intr(|| rustix::fs::fallocate(&*file, mode, offset, len)) {
+        match retry_on_intr(|| rustix::fs::fallocate(file, mode, offset, len)) {
             Ok(()) => Ok(Zeroed::Done),
             Err(Errno::OPNOTSUPP | Errno::NOSYS | Errno::NODEV) => Ok(Zeroed::NotHere),
             Err(errno) => Err(self.failed(what, offset, len, errno)),
@@ -73,7 +88,7 @@ impl Backing {
 
     /// Returns whether a hole is at `at`, and where the hole or the data ends.
     fn run_at(&self, at: u64) -> Result<(bool, u64)> {
-        let (file, size) = (self.file(), self.geometry.size_bytes());
+        let (file, size) = (self.reopened_file(), self.geometry.size_bytes());
         match rustix::fs::seek(&*file, SeekFrom::Data(at)) {
             Ok(data) if data > at => Ok((true, data)),
             Ok(_) => match rustix::fs::seek(&*file, SeekFrom::Hole(at)) {

@@ -1,5 +1,7 @@
 //! Tests of files as devices: the promises of both transfers, and the failures of files.
 
+use std::os::unix::fs::FileExt;
+use std::process::Command;
 use std::sync::mpsc::{Receiver, channel};
 
 use super::*;
@@ -172,7 +174,8 @@ fn a_full_disk_is_told_and_closes_nothing() {
             let text = error.to_string();
             assert!(text.contains("/dev/full") && text.contains("OS error 28"), "{text}");
         }
-        assert_eq!(device.backing.gate.pass(|| Ok(())), Ok(()));
+        let gate = &device.backing.gate;
+        assert_eq!(gate.pass(Call::Flush, gate.now(), || Ok(())), Ok(()));
     }
 }
 
@@ -299,4 +302,218 @@ fn another_file_or_a_shorter_one_does_not_take_the_place() {
     reopening.forget_failed();
     File::options().write(true).open(&path).unwrap().set_len(1 << 20).unwrap();
     device.flush().unwrap();
+}
+
+/// Replaces the file of `device` by a handle that the kernel flushes with `EBADF`.
+fn fail_flushes(device: &FileDevice, path: &Path) {
+    let handle = rustix::fs::open(path, OFlags::PATH, rustix::fs::Mode::empty()).unwrap();
+    *device.backing.file.write() = Arc::new(File::from(handle));
+}
+
+/// Flushes by a call or by a started request.
+fn flush_by(device: &Arc<FileDevice>, is_started: bool) -> Result<()> {
+    if is_started { start(device, OwnedOperation::Flush).recv().unwrap() } else { device.flush() }
+}
+
+/// Runs `meanwhile` while a flush of the device runs, which fails then.
+fn fail_a_flush(device: &Arc<FileDevice>, meanwhile: impl Fn()) {
+    let backing = &device.backing;
+    let fails = || {
+        meanwhile();
+        Err(Errno::IO)
+    };
+    let failure = backing.gate.pass(Call::Flush, backing.gate.now(), fails).unwrap_err();
+    drop(backing.flush_failed(failure));
+}
+
+fn opens_again(path: &Path, transfer: Transfer) -> Arc<FileDevice> {
+    let options = FileOptions { reopens: true, ..sized(transfer, 4096, 1 << 20) };
+    Arc::new(FileDevice::open(path, &options).unwrap())
+}
+
+/// The kernel drops what a failed flush could not write, and tells that flush alone.
+#[test]
+fn a_write_beside_a_failing_flush_fails_the_next_flush_although_the_file_was_reopened() {
+    for transfer in BOTH {
+        for is_started in [false, true] {
+            let dir = tempfile::tempdir().unwrap();
+            let device = opens_again(&dir.path().join("file"), transfer);
+            fail_a_flush(&device, || {
+                let write = write_of(4096, 7, false);
+                if is_started {
+                    start(&device, write).recv().unwrap().unwrap();
+                } else {
+                    device.write(4096, &[7; 4096], WriteFlags::default()).unwrap();
+                }
+            });
+            let error = flush_by(&device, is_started).unwrap_err().to_string();
+            assert!(error.contains("may be lost"), "{error}");
+            device.write(4096, &[7; 4096], WriteFlags::default()).unwrap();
+            flush_by(&device, is_started).unwrap();
+        }
+    }
+}
+
+#[test]
+fn zeroes_beside_a_failing_flush_fail_the_next_flush() {
+    for transfer in BOTH {
+        let dir = tempfile::tempdir().unwrap();
+        let device = opens_again(&dir.path().join("file"), transfer);
+        fail_a_flush(&device, || device.write_zeroes(0, 4096, ZeroFlags::default()).unwrap());
+        device.flush().expect_err("the zeroes may be lost");
+        device.flush().unwrap();
+    }
+}
+
+#[test]
+fn a_write_that_is_under_way_while_a_flush_fails_fails_the_next_flush() {
+    let dir = tempfile::tempdir().unwrap();
+    let device = opens_again(&dir.path().join("file"), Transfer::Buffered);
+    let (begun, _file) = device.backing.begin_write();
+    fail_a_flush(&device, || ());
+    device.backing.end_write(begun, false).unwrap();
+    device.flush().expect_err("it was acknowledged after the failure");
+    device.flush().unwrap();
+}
+
+/// The data of a forced write is dropped between its write and its flush.
+#[test]
+fn a_forced_write_whose_data_a_failing_flush_dropped_fails() {
+    let dir = tempfile::tempdir().unwrap();
+    let device = opens_again(&dir.path().join("file"), Transfer::Buffered);
+    let (begun, _file) = device.backing.begin_write();
+    fail_a_flush(&device, || ());
+    device.backing.end_write(begun, true).expect_err("its data may be lost");
+    device.write(0, &[7; 4096], WriteFlags { fua: true }).unwrap();
+}
+
+#[test]
+fn forced_writes_that_wait_for_a_failing_flush_fail() {
+    for is_started in [false, true] {
+        let dir = tempfile::tempdir().unwrap();
+        let device = opens_again(&dir.path().join("file"), Transfer::Buffered);
+        let (told, result) = channel();
+        fail_a_flush(&device, || {
+            let (told, device) = (told.clone(), Arc::clone(&device));
+            let waiting = device.backing.gate.asked() + 1;
+            let writer = Arc::clone(&device);
+            std::thread::spawn(move || {
+                let written = if is_started {
+                    start(&writer, write_of(0, 7, true)).recv().unwrap()
+                } else {
+                    writer.write(0, &[7; 4096], WriteFlags { fua: true })
+                };
+                told.send(written).unwrap();
+            });
+            while device.backing.gate.asked() < waiting {
+                std::thread::yield_now();
+            }
+        });
+        result.recv().unwrap().expect_err("the flush dropped its data");
+        flush_by(&device, is_started).unwrap();
+    }
+}
+
+/// A sync that really fails, and a write that comes before it is told.
+#[test]
+fn flushes_that_the_kernel_fails_lose_the_writes_before_them() {
+    for transfer in BOTH {
+        for is_started in [false, true] {
+            let dir = tempfile::tempdir().unwrap();
+            let path = dir.path().join("file");
+            let device = opens_again(&path, transfer);
+            device.write(0, &[7; 4096], WriteFlags::default()).unwrap();
+            let called = device.backing.gate.now();
+            fail_flushes(&device, &path);
+            let error = flush_by(&device, is_started).unwrap_err().to_string();
+            assert!(error.contains("flush of"), "{error}");
+            device.backing.flush(called).expect_err("it was called before the failure");
+            flush_by(&device, is_started).unwrap();
+        }
+    }
+}
+
+/// A loop device, which stands for a disk.
+struct LoopDisk(String);
+
+impl LoopDisk {
+    /// Returns `None` if this system lets the test make none.
+    fn attach(file: &Path) -> Option<Self> {
+        let made = Command::new("losetup").args(["--find", "--show"]).arg(file).output().ok()?;
+        let name = String::from_utf8(made.stdout).unwrap();
+        made.status.success().then(|| Self(name.trim().to_owned()))
+    }
+}
+
+impl Drop for LoopDisk {
+    fn drop(&mut self) {
+        let _ = Command::new("losetup").arg("-d").arg(&self.0).status();
+    }
+}
+
+/// Puts `disk` at the path `link`.
+fn plug_in(disk: &LoopDisk, link: &Path) {
+    let _ = std::fs::remove_file(link);
+    std::os::unix::fs::symlink(&disk.0, link).unwrap();
+}
+
+/// Returns the last bytes of a disk, which stand for its own number; zeroes for none.
+fn number_on(disk: &File) -> Option<u64> {
+    let mut number = [0; 8];
+    disk.read_exact_at(&mut number, (1 << 20) - 8).ok()?;
+    Some(u64::from_le_bytes(number)).filter(|number| *number != 0)
+}
+
+/// Makes disks with the `numbers`, if this system lets the test make disks.
+fn loop_disks(dir: &Path, numbers: &[u64]) -> Option<Vec<LoopDisk>> {
+    let with_number = |(index, number): (usize, &u64)| {
+        let path = dir.join(index.to_string());
+        let mut bytes = vec![0; 1 << 20];
+        bytes[(1 << 20) - 8..].copy_from_slice(&number.to_le_bytes());
+        std::fs::write(&path, bytes).unwrap();
+        LoopDisk::attach(&path)
+    };
+    numbers.iter().enumerate().map(with_number).collect()
+}
+
+#[test]
+fn a_disk_that_is_attached_again_is_known_by_its_identity_and_has_lost_unflushed_writes() {
+    let dir = tempfile::tempdir().unwrap();
+    let Some(disks) = loop_disks(dir.path(), &[7, 8, 0, 7]) else { return };
+    let link = dir.path().join("disk");
+    plug_in(&disks[0], &link);
+    let options = FileOptions { identify: Some(number_on), ..options(Transfer::Buffered) };
+    let device = failed_once(&link, &options);
+    device.flush().expect("the disk is there");
+    for other in &disks[1..3] {
+        plug_in(other, &link);
+        device.backing.gate.fail(Errno::IO);
+        device.backing.suspect();
+        device.flush().expect_err("it is another disk");
+        device.backing.reopening.as_ref().unwrap().forget_failed();
+    }
+    device.backing.gate.reopen();
+    plug_in(&disks[3], &link);
+    device.backing.gate.wrote(device.backing.gate.now());
+    let error = device.flush().unwrap_err().to_string();
+    assert!(error.contains("may be lost"), "{error}");
+    device.write(0, &[9; 4096], WriteFlags { fua: true }).unwrap();
+    assert_eq!(std::fs::read(dir.path().join("3")).unwrap()[..4096], [9; 4096]);
+    assert_eq!(std::fs::read(dir.path().join("0")).unwrap()[..4096], [0; 4096]);
+}
+
+#[test]
+fn a_disk_without_an_identity_is_not_taken_back_under_another_number() {
+    let dir = tempfile::tempdir().unwrap();
+    let Some(disks) = loop_disks(dir.path(), &[0, 0]) else { return };
+    let link = dir.path().join("disk");
+    for identify in [None, Some(number_on as fn(&File) -> Option<u64>)] {
+        plug_in(&disks[0], &link);
+        let device = failed_once(&link, &FileOptions { identify, ..options(Transfer::Buffered) });
+        plug_in(&disks[1], &link);
+        device.flush().expect_err("nothing tells that it is the same");
+        device.backing.reopening.as_ref().unwrap().forget_failed();
+        plug_in(&disks[0], &link);
+        device.flush().unwrap();
+    }
 }

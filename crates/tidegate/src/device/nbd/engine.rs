@@ -26,10 +26,10 @@ use super::dial::Endpoints;
 use super::error::NbdError;
 use super::exchange::{Exchange, Started};
 use super::export::Rules;
-use super::flushes::Clock;
 use super::protocol::{Request, cmd};
 use crate::device::AsyncRequest;
 use crate::device::error::with_causes;
+use crate::device::flushes::Clock;
 use crate::device::wake::Inbox;
 
 /// The pause before the second attempt to connect.

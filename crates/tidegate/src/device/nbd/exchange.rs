@@ -8,7 +8,7 @@
 //! 3. After the loss of a connection, incomplete requests are sent again on the next one, whole,
 //!    because the server may have lost the pieces that it answered. Repeating is sound: a read
 //!    changes nothing, and a write, a zeroing or a discard leaves the same bytes when done twice.
-//!    `flushes` decides over flushes.
+//!    `device::flushes` decides over flushes.
 //! 4. A server that fails to flush may also have lost requests that it has not answered yet: the
 //!    failure ends the connection, so that they are sent again.
 //! 5. Data from the server is copied into the buffer of the read that it answers, never beyond that
@@ -20,11 +20,11 @@ use std::time::Instant;
 
 use super::error::NbdError;
 use super::export::Rules;
-use super::flushes::{Clock, Flushes, Moment};
 use super::protocol::export_flag::{SEND_FUA, SEND_WRITE_ZEROES};
 use super::protocol::{
     Cursor, REQUEST_BYTES, Request, SIMPLE_REPLY_BYTES, SIMPLE_REPLY_MAGIC, cmd, cmd_flag, errno,
 };
+use crate::device::flushes::{Clock, Ended, Flushes, Moment};
 use crate::device::{AsyncRequest, DeviceError, DeviceErrorKind, Op, Operation, OwnedOperation};
 use crate::device::{Result, ZeroFlags};
 
@@ -163,7 +163,13 @@ impl Exchange {
 
     /// Fails the [doomed](Flushes::doomed) flushes, connected or not.
     pub(super) fn fail_doomed(&mut self) {
-        for job in self.flushes.doomed() {
+        let doomed = self.flushes.doomed();
+        self.fail_lost(doomed);
+    }
+
+    /// Fails `jobs`, because writes that they cover may be lost.
+    fn fail_lost(&mut self, jobs: Vec<u64>) {
+        for job in jobs {
             let error = self.lost();
             self.finish(job, Err(error));
         }
@@ -332,7 +338,11 @@ impl Exchange {
 
     fn flush_answered(&mut self, error: u32) {
         if error == 0 {
-            self.flushes.succeed().into_iter().for_each(|job| self.finish(job, Ok(())));
+            let Ended { done, failed } = self.flushes.succeed();
+            for job in done {
+                self.finish(job, Ok(()));
+            }
+            self.fail_lost(failed);
             return;
         }
         for job in self.flushes.fail() {
@@ -375,10 +385,8 @@ impl Exchange {
         self.flying.clear();
         self.outgoing.clear();
         (self.sent_bytes, self.incoming) = (0, NOTHING);
-        for job in self.flushes.lose_connection() {
-            let error = self.lost();
-            self.finish(job, Err(error));
-        }
+        let lost = self.flushes.lose_connection();
+        self.fail_lost(lost);
         let transfers = self.jobs.iter_mut().filter(|(_, job)| job.command != cmd::FLUSH);
         self.uncut = transfers.map(|(id, job)| (job.restart(), *id).1).collect();
     }

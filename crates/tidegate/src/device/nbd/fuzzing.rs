@@ -9,9 +9,9 @@ use std::time::{Duration, Instant};
 
 use super::exchange::{Exchange, Started};
 use super::export::{NbdExport, Rules};
-use super::flushes::Moment;
 use super::handshake::{Handshake, Step};
 use super::protocol::export_flag::SEND_FLUSH;
+use crate::device::flushes::Moment;
 use crate::device::{AsyncRequest, Context, IoBuffer, OwnedOperation, WriteFlags, ZeroFlags};
 
 /// More than one message of a handshake.

@@ -33,15 +33,14 @@
 //!
 //! Map: [`NbdDevice`] implements the trait; `dial` connects; `handshake` agrees on an export
 //! ([`NbdExport`]), and `export` derives [`Geometry`] and rules; `engine` is the thread; `exchange`
-//! cuts requests into pieces and takes replies; `flushes` decides over flushes; [`protocol`] has
-//! the definitions that a server shares.
+//! cuts requests into pieces and takes replies, and `device::flushes` decides over flushes;
+//! [`protocol`] has the definitions that a server shares.
 
 mod dial;
 mod engine;
 mod error;
 mod exchange;
 mod export;
-mod flushes;
 #[cfg(any(test, feature = "test-support"))]
 #[doc(hidden)]
 pub mod fuzzing;

@@ -12,14 +12,22 @@ use io_uring::{IoUring, opcode, types};
 use rustix::io::Errno;
 
 use super::{ENTRIES, Force, Memory, Stop, Transfer, enter};
+use crate::device::flushes::Moment;
 use crate::device::{AsyncRequest, Operation};
 
 /// The number of the entry that polls the wake-up event.
 const WAKE: u64 = u64::MAX;
 
+/// A started request.
+pub(in crate::device::file) struct Started {
+    pub(in crate::device::file) request: AsyncRequest,
+    /// The moment of the start.
+    pub(in crate::device::file) moment: Moment,
+}
+
 /// A request on its way.
 struct Flight {
-    request: AsyncRequest,
+    started: Started,
     force: Force,
     transfer: Transfer,
 }
@@ -36,7 +44,7 @@ pub(in crate::device::file) struct Flights {
 }
 
 /// A request whose transfer has ended, and the result.
-pub(in crate::device::file) type Landed = (AsyncRequest, Result<(), Stop>);
+pub(in crate::device::file) type Landed = (Started, Result<(), Stop>);
 
 impl Flights {
     pub(in crate::device::file) fn new() -> Result<Self, Errno> {
@@ -57,10 +65,10 @@ impl Flights {
     }
 
     /// Adds a read, a write or a flush; a write is forced to the medium if `force` says so.
-    pub(in crate::device::file) fn add(&mut self, mut request: AsyncRequest, force: Force) {
-        let (offset, len) = request.operation().range();
+    pub(in crate::device::file) fn add(&mut self, mut started: Started, force: Force) {
+        let (offset, len) = started.request.operation().range();
         let len = usize::try_from(len).unwrap_or(usize::MAX);
-        let flight = Some(Flight { request, force, transfer: Transfer::new(offset, len) });
+        let flight = Some(Flight { started, force, transfer: Transfer::new(offset, len) });
         let slot = self.free.pop().unwrap_or(self.slots.len());
         if slot == self.slots.len() {
             self.slots.push(flight);
@@ -90,12 +98,12 @@ impl Flights {
     pub(in crate::device::file) fn abandon(&mut self) -> Vec<AsyncRequest> {
         let ready = std::mem::take(&mut self.ready);
         let flights = ready.into_iter().filter_map(|slot| self.land(slot));
-        let mut requests: Vec<_> = flights.map(|flight| flight.request).collect();
+        let mut requests: Vec<_> = flights.map(|flight| flight.started.request).collect();
         self.free.clear();
         let held = std::mem::take(&mut self.slots).into_iter().flatten();
         requests.extend(held.map(|mut flight| {
-            flight.request.leak_memory();
-            flight.request
+            flight.started.request.leak_memory();
+            flight.started.request
         }));
         requests
     }
@@ -117,8 +125,8 @@ impl Flights {
         while self.in_kernel < ENTRIES as usize - 1 {
             let Some(slot) = self.ready.pop_front() else { return };
             let Some(flight) = &mut self.slots[slot] else { continue };
-            let Flight { request, force, transfer } = flight;
-            let mut memory = match request.operation() {
+            let Flight { started, force, transfer } = flight;
+            let mut memory = match started.request.operation() {
                 Operation::Read { buf, .. } => Memory::Read(buf),
                 Operation::Write { data, .. } => Memory::Write(data, *force),
                 _ => Memory::Sync,
@@ -149,7 +157,7 @@ impl Flights {
             if !flight.transfer.complete(result, unit) {
                 self.ready.push_back(slot);
             } else if let Some(flight) = self.land(slot) {
-                landed.push((flight.request, flight.transfer.end.unwrap_or(Ok(()))));
+                landed.push((flight.started, flight.transfer.end.unwrap_or(Ok(()))));
             }
         }
     }
@@ -192,7 +200,8 @@ mod tests {
             let completion = move |operation: OwnedOperation, result: Result<(), DeviceError>| {
                 ended.send((operation.into_buffer(), result)).unwrap();
             };
-            flights.add(AsyncRequest::new(operation, Context::default(), completion), Force::No);
+            let request = AsyncRequest::new(operation, Context::default(), completion);
+            flights.add(Started { request, moment: Moment::default() }, Force::No);
             flights.turn(&file, 1, wake.as_fd(), &mut Vec::new()).unwrap();
             assert!(ends.try_recv().is_err() && flights.in_kernel == 1);
             let error = || DeviceError::new(DeviceErrorKind::Io, "the ring failed");

@@ -19,7 +19,7 @@ use rustix::io::Errno;
 
 mod flights;
 
-pub(super) use flights::Flights;
+pub(super) use flights::{Flights, Started};
 
 /// Entries of a ring: the most transfers in the kernel at once for one batch.
 const ENTRIES: u32 = 64;
