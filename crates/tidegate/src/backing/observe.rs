@@ -56,7 +56,7 @@ impl Observer {
     }
 
     /// Looks at a device that `identity` tells from all others.
-    pub(super) fn of_device(identity: u64, device: Arc<dyn BlockDevice>) -> Self {
+    pub(crate) fn of_device(identity: u64, device: Arc<dyn BlockDevice>) -> Self {
         let source = Source::Device(device);
         Self { identity: Some(identity), is_known_by_content: false, source }
     }
@@ -90,6 +90,19 @@ impl Observer {
         }
     }
 
+    /// Makes the state outlast a power failure, once a flush of the backing has made all writes
+    /// durable. Flushes no device: a flush reports a loss of writes once, and has to report it to
+    /// the tier that has the data.
+    ///
+    /// # Errors
+    /// The backing failed.
+    pub fn sync_flushed(&self) -> io::Result<()> {
+        match &self.source {
+            Source::File(file) | Source::Disk(file, _) => file.sync_all(),
+            Source::Device(_) => Ok(()),
+        }
+    }
+
     /// Returns the present state of the backing, as far as it is known.
     ///
     /// # Errors
@@ -119,7 +132,7 @@ impl Observer {
 
     /// Returns the state of a backing that was opened as a device; of a file or a disk only the
     /// identity and the time.
-    pub(super) fn observe_device(&self) -> Result<BackingState, DeviceError> {
+    pub(crate) fn observe_device(&self) -> Result<BackingState, DeviceError> {
         match &self.source {
             Source::Device(device) => self.of_source(&**device),
             Source::File(_) | Source::Disk(..) => Ok(self.nothing_yet()),

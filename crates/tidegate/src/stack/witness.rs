@@ -9,6 +9,8 @@
 //! 3. A backing without writes is looked at once, and not again.
 //! 4. While requests write, the pool notes a new identity of the disk at the next tick. It keeps
 //!    the identity before until the new one is durable, because a power failure may bring it back.
+//! 5. While tiers write, no flush of a device comes from here: one that fails may report a loss of
+//!    writes, once, and only the tiers have the data.
 //!
 //! Invariant 1 holds while requests come at any time: a writer counts itself in `in_flight` and
 //! then looks at `is_writing`; the thread that notes the state clears `is_writing` and then looks
@@ -108,9 +110,16 @@ impl Witness {
     /// Notes the present state of the backing, unless requests write to it. If the backing cannot
     /// be looked at, the pool goes on to note that it writes, which tells less later.
     pub(super) fn note_rest(&self) {
-        let begun = self.begun.load(Ordering::SeqCst);
+        self.note_rest_after(self.begun.load(Ordering::SeqCst));
+    }
+
+    /// Notes the present state of the backing, unless requests write to it or wrote to it after
+    /// write number `begun`.
+    fn note_rest_after(&self, begun: u64) {
+        let is_flushed = begun > 0 && self.flushed.load(Ordering::SeqCst) >= begun;
         // A power failure must not undo the state that is noted.
-        if self.observer.sync().is_err() {
+        let synced = if is_flushed { self.observer.sync_flushed() } else { self.observer.sync() };
+        if synced.is_err() {
             return;
         }
         let mut kept = self.kept.lock();
@@ -233,7 +242,7 @@ impl Work for Keeper {
             begun == self.begun_before && witness.in_flight.load(Ordering::SeqCst) == 0;
         self.begun_before = begun;
         if has_rested && witness.flushed.load(Ordering::SeqCst) >= begun {
-            witness.note_rest();
+            witness.note_rest_after(begun);
             return Step::rest(TICK_NS);
         }
         if !has_rested {
@@ -328,6 +337,8 @@ mod tests {
 
     use super::*;
     use crate::backing::{BackingUrl, OpenBacking, Opening};
+    use crate::device::fault::{Effect, Fault, Rule, When};
+    use crate::device::memory::MemoryDevice;
     use crate::device::{BlockDeviceExt, WriteFlags};
     use crate::stack::judge::judge;
     use crate::tier::EngineCode;
@@ -371,13 +382,22 @@ mod tests {
         fn over(look: impl FnOnce(&File, Observer) -> Observer) -> Self {
             let file = NamedTempFile::new().unwrap();
             file.as_file().set_len(1 << 20).unwrap();
+            let OpenBacking { device, observer, .. } = open(&file);
+            let observer = look(file.as_file(), observer);
+            let seen = observer.observe().unwrap();
+            Self::before(file, device, observer, seen)
+        }
+
+        fn before(
+            file: NamedTempFile,
+            device: Arc<dyn BlockDevice>,
+            observer: Observer,
+            seen: BackingState,
+        ) -> Self {
             let region = Arc::new(Region::anonymous(1 << 20).unwrap());
             let mut superblock =
                 Superblock::plan(&region, EngineCode(9), Uuid::nil(), 4096).unwrap();
             superblock.write(&region).unwrap();
-            let OpenBacking { device, observer, .. } = open(&file);
-            let observer = look(file.as_file(), observer);
-            let seen = observer.observe().unwrap();
             let backing = BackingIdentity::new(seen.said, "file");
             let witness = Witness::new(Arc::clone(&region), observer, &backing, seen);
             witness.bind(0).unwrap();
@@ -499,6 +519,32 @@ mod tests {
         bed.keeper.step();
         assert!(!bed.state().is_writing);
         assert_eq!(bed.keeper.step(), Step::IDLE);
+    }
+
+    /// A device tells of lost writes once. Its first flush is that of the opening.
+    #[test]
+    fn a_loss_is_reported_to_the_tier_and_not_to_the_witness() {
+        let memory: Arc<dyn BlockDevice> = Arc::new(MemoryDevice::new(4096, 256).unwrap());
+        let fails = Effect::Fail(DeviceErrorKind::Io);
+        let fault = Fault::new(memory, 0);
+        fault.add(Rule::new(&[Op::Flush], When::Nth(3), fails));
+        let device: Arc<dyn BlockDevice> = Arc::new(fault);
+        let observer = Observer::of_device(7, Arc::clone(&device));
+        let seen = observer.observe_device().unwrap();
+        let mut bed = Bed::before(NamedTempFile::new().unwrap(), device, observer, seen);
+        bed.write(3, 7);
+        bed.device.flush().unwrap();
+        let begun = bed.keeper.witness.begun.load(Ordering::SeqCst);
+        bed.keeper.step();
+        bed.write(4, 7);
+        // The step of a thread that looked before that write.
+        bed.keeper.witness.note_rest_after(begun);
+        assert!(bed.state().is_writing);
+        bed.device.flush().expect_err("the loss is not reported before");
+        bed.device.flush().unwrap();
+        bed.keeper.step();
+        bed.keeper.step();
+        assert!(!bed.state().is_writing);
     }
 
     #[test]
