@@ -33,8 +33,8 @@ use super::mount::Mount;
 use super::paths::{Lock, PoolPaths};
 use super::socket::{Connection, Listener, Reply, Request, SESSION, Welcome};
 use super::stats::{FileSyncs, Statistics, UNSUPPORTED};
-use super::suspension::Suspensions;
-use super::tree::{Announced, Tree, maps, name_of, parent_of, processes_that_map};
+use super::suspension::{Suspensions, named_by};
+use super::tree::{Announced, Tree, maps, name_of, processes_that_map};
 
 const LISTENER: u64 = 0;
 const CLEANER: u64 = 1;
@@ -365,7 +365,8 @@ impl Supervisor {
             }
             Request::Resume { process } => {
                 self.set_role(key, Role::Client);
-                if let Some(process) = self.process_of(key, process) {
+                let peer = self.peers.get(&key).map(|peer| peer.process);
+                if let Some(process) = peer.and_then(|peer| named_by(peer, process)) {
                     self.suspensions.remove(self.charge.cleaner.log(), process);
                 }
                 self.reply(key, &Reply::Resumed);
@@ -393,13 +394,6 @@ impl Supervisor {
         Ok(())
     }
 
-    /// Returns the process that the peer names: itself or a child; `None` if the peer is gone.
-    fn process_of(&self, key: u64, number: i32) -> Option<Pid> {
-        let peer = self.peers.get(&key)?.process;
-        let named = Pid::from_raw(number).filter(|named| parent_of(*named) == Some(peer));
-        Some(named.unwrap_or(peer))
-    }
-
     /// Suspends logging while a process lives, and answers when all records are retired.
     fn suspend(
         &mut self,
@@ -408,20 +402,38 @@ impl Supervisor {
         cause: Option<Cause>,
         program: Option<String>,
     ) -> io::Result<()> {
-        let Some(named) = self.process_of(key, process) else { return Ok(()) };
+        let Some(peer) = self.peers.get(&key).map(|peer| peer.process) else { return Ok(()) };
+        let named = named_by(peer, process);
         if process == SESSION {
             self.suspensions.add(self.charge.cleaner.log(), rustix::process::getpid());
+        } else if let Some(named) = named {
+            self.suspend_for(named)?;
         } else {
-            self.suspensions.add(self.charge.cleaner.log(), named);
-            self.announce(named)?;
+            self.suspend_for_lost_child(peer)?;
         }
         if let Some(cause) = cause {
-            let program = program.unwrap_or_else(|| name_of(named));
+            let program = program.unwrap_or_else(|| name_of(named.unwrap_or(peer)));
             self.tell_plain(&program, cause);
         }
         self.suspending.insert(key);
         self.charge.cleaner.retire_all(key);
         Ok(())
+    }
+
+    /// Suspends logging while `process` lives.
+    fn suspend_for(&mut self, process: Pid) -> io::Result<()> {
+        self.suspensions.add(self.charge.cleaner.log(), process);
+        self.announce(process)
+    }
+
+    /// Suspends logging for the processes that a child of `parent` left, which has ended before its
+    /// parent could name it. Also for the parent, until it takes that back: it may be a child whose
+    /// number it does not know.
+    fn suspend_for_lost_child(&mut self, parent: Pid) -> io::Result<()> {
+        let (log, control) = (self.charge.cleaner.log(), self.charge.paths.control());
+        let started = self.suspensions.add_found(log, &control);
+        self.suspend_for(parent)?;
+        started.into_iter().try_for_each(|process| self.announce(process))
     }
 
     /// Releases a launcher that leaves and was counted as a process that cannot be watched: its

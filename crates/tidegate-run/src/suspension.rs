@@ -12,7 +12,7 @@ use std::path::Path;
 use rustix::process::Pid;
 use tidegate::log::Log;
 
-use super::tree::processes_beside;
+use super::tree::{parent_of, processes_beside};
 
 /// The processes that suspend logging.
 #[derive(Debug, Default)]
@@ -51,14 +51,21 @@ impl Suspensions {
         if !self.processes.contains(&process) {
             return Vec::new();
         }
-        let mut started = processes_beside(control);
-        started.retain(|it| *it != process && !self.processes.contains(it));
-        for it in &started {
+        let started = self.add_found(log, control);
+        self.remove(log, process);
+        started
+    }
+
+    /// Suspends logging for all unwatchable processes that are not here. Returns those, so that the
+    /// caller watches for their end.
+    pub(crate) fn add_found(&mut self, log: &Log, control: &Path) -> Vec<Pid> {
+        let mut found = processes_beside(control);
+        found.retain(|it| !self.processes.contains(it));
+        for it in &found {
             self.add(log, *it);
             self.found.insert(*it);
         }
-        self.remove(log, process);
-        started
+        found
     }
 
     /// Ends the suspension for a member that was found, and can be watched since it has announced
@@ -68,6 +75,17 @@ impl Suspensions {
             self.remove(log, process);
         }
     }
+}
+
+/// Returns the process that `sender` names by this number: itself or a child. A child of `vfork`
+/// names itself by its parent's number. Returns `None` for a child that was reaped: its number is
+/// free, or another process has it.
+pub(crate) fn named_by(sender: Pid, number: i32) -> Option<Pid> {
+    let named = Pid::from_raw(number.max(0))?;
+    if parent_of(named) == Some(sender) {
+        return Some(named);
+    }
+    (named == sender || parent_of(sender) == Some(named)).then_some(sender)
 }
 
 #[cfg(test)]
@@ -130,5 +148,20 @@ mod tests {
         assert!(!trial.log.processes().is_suspended());
         drop(child.stdin.take());
         child.wait().unwrap();
+    }
+
+    #[test]
+    fn a_sender_names_itself_or_a_child() {
+        let own = rustix::process::getpid();
+        let mut child = Command::new("cat").stdin(Stdio::piped()).spawn().unwrap();
+        let pid = Pid::from_child(&child);
+        assert_eq!(named_by(own, pid.as_raw_pid()), Some(pid));
+        assert_eq!(named_by(own, own.as_raw_pid()), Some(own));
+        assert_eq!(named_by(pid, own.as_raw_pid()), Some(pid), "a child of vfork");
+        drop(child.stdin.take());
+        child.wait().unwrap();
+        assert_eq!(named_by(own, pid.as_raw_pid()), None, "it was reaped");
+        assert_eq!(named_by(own, Pid::INIT.as_raw_pid()), None, "the number of another process");
+        assert_eq!([named_by(own, 0), named_by(own, -1)], [None, None]);
     }
 }

@@ -4,7 +4,7 @@
 //! process is never mistaken for another one with its number. The tree is alive while it has
 //! processes, or open connections.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{HashMap, HashSet, VecDeque};
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
@@ -19,6 +19,8 @@ use tidegate::glob::matches_any;
 
 /// How long the kernel may take to show a process's mappings.
 const TIMEOUT: Duration = Duration::from_secs(1);
+/// The most searches for new processes in a row, on a machine that starts some all the time.
+const SEARCHES_MAX: u32 = 100;
 
 /// The processes of a tree, each with its pidfd.
 #[derive(Debug, Default)]
@@ -92,14 +94,22 @@ fn has_ended(handle: &OwnedFd) -> bool {
 /// Returns the processes that map the file at `path`, as far as this user may know, and those that
 /// the kernel cannot show: they wait for a disk in the middle of a change of their mappings.
 pub fn processes_that_map(path: &Path) -> Vec<Pid> {
+    of_those_that_may_map(path, all_processes().collect())
+}
+
+/// Returns the processes that the kernel lists.
+fn all_processes() -> impl Iterator<Item = Pid> {
     let entries = std::fs::read_dir("/proc").into_iter().flatten().flatten();
     let number = |entry: std::fs::DirEntry| entry.file_name().to_str()?.parse().ok();
-    of_those_that_may_map(path, entries.filter_map(number).filter_map(Pid::from_raw).collect())
+    entries.filter_map(number).filter_map(Pid::from_raw)
 }
 
 /// Returns the processes that were started under the pool with this control memory, by their
 /// environment, but do not map it, as far as this user may know. Leaves out programs that the user
 /// trusts.
+///
+/// A process may start another one and end before the search reaches it. So the search repeats
+/// until the kernel lists no new process.
 pub(crate) fn processes_beside(control: &Path) -> Vec<Pid> {
     let mut entry = b"TIDEGATE_CONTROL=".to_vec();
     entry.extend_from_slice(control.as_os_str().as_bytes());
@@ -112,10 +122,16 @@ pub(crate) fn processes_beside(control: &Path) -> Vec<Pid> {
                 globs.is_some_and(|globs| runs_one_of(*pid, globs))
             })
     };
-    let entries = std::fs::read_dir("/proc").into_iter().flatten().flatten();
-    let number = |entry: std::fs::DirEntry| entry.file_name().to_str()?.parse().ok();
-    let started = entries.filter_map(number).filter_map(Pid::from_raw).filter(is_beside);
-    started.filter(|pid| !maps(*pid, control)).collect()
+    let (mut seen, mut beside) = (HashSet::new(), Vec::new());
+    for _ in 0..SEARCHES_MAX {
+        let new: Vec<_> = all_processes().filter(|pid| seen.insert(*pid)).collect();
+        if new.is_empty() {
+            break;
+        }
+        let new = new.into_iter().filter(is_beside).filter(|pid| !maps(*pid, control));
+        beside.extend(new);
+    }
+    beside
 }
 
 /// Returns the environment of a process at its start; empty if this user may not know it. Returns

@@ -263,6 +263,28 @@ child.kill()",
     assert_causes(&[], &program, &[("suspended", 2)]);
 }
 
+/// The kernel reaps the static program at once: its number says nothing when the supervisor gets
+/// it.
+#[test]
+fn syncs_while_a_child_lives_whose_parent_nobody_waited_for() {
+    let program = format!(
+        "import signal
+file = covered('file')
+signal.signal(signal.SIGCHLD, signal.SIG_IGN); begin()
+for n in range(20):
+    reader, writer = os.pipe()
+    actions = [(os.POSIX_SPAWN_DUP2, reader, 0)]
+    os.posix_spawn('{}', ['leaving'], os.environ, file_actions=actions)
+    os.pwrite(file, b'y', 0); os.fdatasync(file)
+    os.close(reader); os.close(writer)
+stat()
+answered = ask()['fsyncs_skipped']
+while ask()['fsyncs_skipped'] == answered: os.pwrite(file, b'z', 0); os.fsync(file)",
+        compiled("leaving", &["-static"]).display()
+    );
+    assert_causes(&[], &program, &[("suspended", 20)]);
+}
+
 /// A covered file has its syncs answered while the tool runs, and after another one ended that is
 /// not trusted. Then, with the trusted tool in the same place, the shell that becomes one, and the
 /// program that `run` starts itself.
