@@ -162,9 +162,13 @@ impl Supervisor {
         Ok(supervisor)
     }
 
-    /// Finds the processes of a dead supervisor, and reaps those that have ended since.
+    /// Finds the processes and suspensions of a dead supervisor, and reaps the processes that have
+    /// ended since.
     fn take_over(&mut self) -> io::Result<()> {
+        let (log, control) = (self.charge.cleaner.log(), self.charge.paths.control());
+        let unwatched = self.suspensions.take_over(log, &control);
         self.announce_all()?;
+        unwatched.into_iter().try_for_each(|process| self.announce(process))?;
         self.reap_unannounced()
     }
 
@@ -405,7 +409,7 @@ impl Supervisor {
         let Some(peer) = self.peers.get(&key).map(|peer| peer.process) else { return Ok(()) };
         let named = named_by(peer, process);
         if process == SESSION {
-            self.suspensions.add(self.charge.cleaner.log(), rustix::process::getpid());
+            self.charge.cleaner.log().processes().suspend_for_session();
         } else if let Some(named) = named {
             self.suspend_for(named)?;
         } else {

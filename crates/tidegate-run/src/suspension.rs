@@ -5,6 +5,9 @@
 //! 2. A process leaves when it has ended. First its unwatchable descendants join: processes that
 //!    have its environment and do not map the control memory. The changes of names that it made
 //!    were not counted, so all file systems count as having pending changes then.
+//! 3. The log notes the processes here, so that the next supervisor goes on with them if this one
+//!    is killed. A process that maps the control memory may be here too, such as one that starts a
+//!    program at present: the environments alone would not tell the next supervisor.
 
 use std::collections::HashSet;
 use std::path::Path;
@@ -23,11 +26,22 @@ pub(crate) struct Suspensions {
 }
 
 impl Suspensions {
+    /// Goes on with the suspensions of a supervisor that was killed, and with all unwatchable
+    /// processes that it left. Returns the processes, so that the caller watches for their end.
+    pub(crate) fn take_over(&mut self, log: &Log, control: &Path) -> Vec<Pid> {
+        let former = log.processes().take_over_suspensions();
+        self.processes.extend(former.into_iter().filter_map(|it| Pid::from_raw(it.cast_signed())));
+        self.add_found(log, control);
+        // This process has the number of one that has ended.
+        self.remove(log, rustix::process::getpid());
+        self.processes.iter().copied().collect()
+    }
+
     /// Suspends logging while `process` lives.
     pub(crate) fn add(&mut self, log: &Log, process: Pid) {
         self.found.remove(&process);
         if self.processes.insert(process) {
-            log.processes().suspend();
+            log.processes().suspend_for(number_of(process));
         }
     }
 
@@ -40,8 +54,7 @@ impl Suspensions {
     pub(crate) fn remove(&mut self, log: &Log, process: Pid) {
         self.found.remove(&process);
         if self.processes.remove(&process) {
-            log.file_systems().note_change_everywhere();
-            log.processes().resume_logging();
+            log.processes().resume_for(number_of(process));
         }
     }
 
@@ -75,6 +88,10 @@ impl Suspensions {
             self.remove(log, process);
         }
     }
+}
+
+fn number_of(process: Pid) -> u32 {
+    process.as_raw_pid().unsigned_abs()
 }
 
 /// Returns the process that `sender` names by this number: itself or a child. A child of `vfork`
@@ -146,6 +163,26 @@ mod tests {
         suspensions.add(&trial.log, dead);
         assert!(suspensions.ended(&trial.log, dead, &control).is_empty());
         assert!(!trial.log.processes().is_suspended());
+        drop(child.stdin.take());
+        child.wait().unwrap();
+    }
+
+    #[test]
+    fn the_next_supervisor_goes_on_with_the_suspensions_of_one_that_was_killed() {
+        let trial = Trial::new();
+        let (log, control) = (&trial.log, trial.path("control"));
+        let mut child = started_beside(&control, None);
+        let (former, left) = (Pid::from_raw(1_000_001).unwrap(), Pid::from_child(&child));
+        let mut killed = Suspensions::default();
+        killed.add(log, former);
+        killed.add(log, rustix::process::getpid());
+        let mut next = Suspensions::default();
+        let found: HashSet<_> = next.take_over(log, &control).into_iter().collect();
+        assert_eq!(found, HashSet::from([former, left]));
+        next.announced(log, left);
+        assert!(log.processes().is_suspended());
+        next.remove(log, former);
+        assert!(!log.processes().is_suspended());
         drop(child.stdin.take());
         child.wait().unwrap();
     }

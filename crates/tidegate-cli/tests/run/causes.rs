@@ -6,6 +6,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::process::Command;
 
+use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 
 use crate::bed::Bed;
@@ -283,6 +284,64 @@ while ask()['fsyncs_skipped'] == answered: os.pwrite(file, b'z', 0); os.fsync(fi
         compiled("leaving", &["-static"]).display()
     );
     assert_causes(&[], &program, &[("suspended", 20)]);
+}
+
+/// Kills the supervisor, and returns when the next one answers.
+const REPLACE_SUPERVISOR: &str = "import select
+def supervisor():
+    pool = os.environ['TIDEGATE_POOL'].encode()
+    for pid in filter(str.isdigit, os.listdir('/proc')):
+        try:
+            with open(f'/proc/{pid}/cmdline', 'rb') as line: words = line.read().split(b'\\0')
+        except OSError: continue
+        if b'supervise' in words and pool in words: return int(pid)
+def replace_supervisor():
+    pid = supervisor()
+    handle = os.pidfd_open(pid)
+    os.kill(pid, 9)
+    select.select([handle], [], [])
+    while True:
+        try: return ask()
+        except (OSError, ValueError): pass
+";
+
+/// The next supervisor knows the program, and its end.
+#[test]
+fn syncs_after_the_supervisor_was_killed_beside_a_program_that_cannot_be_watched() {
+    let program = format!(
+        "{REPLACE_SUPERVISOR}
+file = covered('file')
+child = subprocess.Popen(['{}'])
+replace_supervisor(); begin()
+for n in range(2): os.pwrite(file, b'y', 0); os.fsync(file)
+stat()
+child.kill(); child.wait()
+answered = ask()['fsyncs_skipped']
+while ask()['fsyncs_skipped'] == answered: os.pwrite(file, b'z', 0); os.fsync(file)",
+        compiled("waiting", &["-static"]).display()
+    );
+    assert_causes(&[], &program, &[("suspended", 2)]);
+}
+
+/// Its launcher and its supervisor are gone when another program joins the pool.
+#[test]
+fn syncs_of_a_second_run_beside_what_the_first_one_left() {
+    let program = format!(
+        "{REPLACE_SUPERVISOR}
+null = subprocess.DEVNULL
+child = subprocess.Popen(['{}'], stdout=null, stderr=null)
+replace_supervisor()
+print(child.pid)",
+        compiled("waiting", &["-static"]).display()
+    );
+    let bed = Bed::new();
+    let printed = succeed(&mut python(&bed, &[], "/usr/bin/python3", &program));
+    let left = Pid::from_raw(printed.trim().parse().unwrap()).unwrap();
+    let second = "file = os.open('file', os.O_RDWR | os.O_CREAT)
+begin(); os.fsync(file); os.fsync(file); stat()";
+    let found = causes(&bed, &[], second);
+    kill_process(left, Signal::KILL).unwrap();
+    assert_eq!(found, [("suspended".to_owned(), 2)]);
 }
 
 /// A covered file has its syncs answered while the tool runs, and after another one ended that is

@@ -47,6 +47,10 @@ pub(in crate::log) const FILE_SYSTEMS_AT: u64 = 32 << 10;
 pub(in crate::log) const PROGRAMS_AT: u64 = 44 << 10;
 /// Programs that the table holds.
 pub(in crate::log) const PROGRAMS: u64 = 2048;
+/// The processes for which the supervisor suspends logging.
+pub(in crate::log) const SUSPENDERS_AT: u64 = 4 << 10;
+/// Processes that the table of them holds.
+pub(in crate::log) const SUSPENDERS: u64 = 1024;
 /// Plain writes in flight.
 pub(in crate::log) const LANES_AT: u64 = 1 << 20;
 /// The kinds of the last changes of each file system.
@@ -81,6 +85,8 @@ const _: () = {
     assert!(SLOTS_AT + SLOTS * SLOT_BYTES <= KEEPERS_AT);
     assert!(FILE_SYSTEMS_AT + FILE_SYSTEMS * FILE_SYSTEM_BYTES <= PROGRAMS_AT);
     assert!(PROGRAMS_AT + PROGRAMS * 8 <= STATS_AT - 64);
+    assert!(TABLE_AT + 64 <= SUSPENDERS_AT);
+    assert!(SUSPENDERS_AT + SUSPENDERS * 8 <= FILE_SYSTEMS_AT);
     assert!(LOCK_BYTES <= 64);
     assert!(SLOTS_USED_AT + SLOTS.div_ceil(64) * 8 <= SUPERVISOR_LOCK_AT);
 };
@@ -183,7 +189,7 @@ impl Control {
         wake_at at 576;
         /// The tail that a caller waits for.
         wanted at 640;
-        /// Number of processes that cannot be watched: above 0, no file is covered.
+        /// Number of suspensions, and bits of those without an end: above 0, no file is covered.
         suspended at 704;
         /// Number of processes that could not announce themselves to the supervisor.
         unannounced at 712;

@@ -5,12 +5,16 @@
 //! 1. A word of the table stands for one version of a file: device, inode, size and times are in
 //!    the hash. A file that has just changed is not noted: another change may keep its times.
 //! 2. Any word may be overwritten at any time. An unknown program is read again.
+//! 3. The supervisor alone counts suspensions. It notes the process before it counts the
+//!    suspension, and forgets the process after it has taken the suspension off. So the next
+//!    supervisor finds the processes of this one, and a count above theirs has other causes.
 
+use std::collections::BTreeSet;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::time::Duration;
 
 use super::Log;
-use crate::log::control::{PROGRAMS, PROGRAMS_AT};
+use crate::log::control::{PROGRAMS, PROGRAMS_AT, SUSPENDERS, SUSPENDERS_AT};
 use crate::sync::{AtomicU64, Ordering};
 
 /// The least age of a version of a file that is noted.
@@ -19,6 +23,10 @@ const AGE_MIN: Duration = Duration::from_secs(2);
 const MAKES_OWN_CALLS: u64 = 1;
 /// Bit of the count of suspensions: logging never resumes.
 const FOR_GOOD: u64 = 1 << 32;
+/// Bit of the count of suspensions: logging does not resume in this session.
+const FOR_SESSION: u64 = 1 << 33;
+/// The bits of the count of suspensions that count.
+const COUNT: u64 = FOR_GOOD - 1;
 /// Bit of a word: it is in use.
 const IS_NOTED: u64 = 2;
 
@@ -89,24 +97,77 @@ impl<'a> Processes<'a> {
         self.log.ring.control.unannounced().load(Ordering::SeqCst) > 0
     }
 
-    /// Suspends logging for a process that cannot be watched: no file is covered until
-    /// [`resume_logging`](Self::resume_logging) was called as often. The records of all files must
-    /// be retired before that process runs: see [`checkpoint`](crate::log::Ring::checkpoint).
+    /// Suspends logging: no file is covered until [`resume_logging`](Self::resume_logging) was
+    /// called as often. If the supervisor dies before that, logging stays suspended for the
+    /// session.
     pub fn suspend(self) {
         self.log.ring.control.suspended().fetch_add(1, Ordering::SeqCst);
     }
 
-    /// Undoes one [`suspend`](Self::suspend), after its process has ended.
+    /// Undoes one [`suspend`](Self::suspend).
     ///
-    /// Counts a change in each file system, since the process's own changes were not counted.
+    /// Counts a change in each file system, since the changes of unwatched processes were not
+    /// counted.
     pub fn resume_logging(self) {
         self.log.file_systems().note_change_everywhere();
-        let less = |word: u64| (word & !FOR_GOOD > 0).then(|| word - 1);
-        let _ = self.log.ring.control.suspended().fetch_update(
-            Ordering::SeqCst,
-            Ordering::SeqCst,
-            less,
-        );
+        self.update_suspensions(|word| if word & COUNT > 0 { word - 1 } else { word });
+    }
+
+    /// [Suspends](Self::suspend) logging for a process that cannot be watched. The records of all
+    /// files must be retired before that process runs: see
+    /// [`checkpoint`](crate::log::Ring::checkpoint).
+    pub fn suspend_for(self, process: u32) {
+        // Without a free word, the next supervisor does not find the process.
+        if let Some(free) = self.suspenders().find(|word| word.load(Ordering::Relaxed) == 0) {
+            free.store(process.into(), Ordering::SeqCst);
+        }
+        self.suspend();
+    }
+
+    /// Undoes one [`suspend_for`](Self::suspend_for) of `process`, after its end.
+    pub fn resume_for(self, process: u32) {
+        self.resume_logging();
+        let is_its = |word: &&AtomicU64| word.load(Ordering::Relaxed) == u64::from(process);
+        if let Some(word) = self.suspenders().find(is_its) {
+            word.store(0, Ordering::SeqCst);
+        }
+    }
+
+    /// Takes over the suspensions of a supervisor that died, and returns their processes. Some may
+    /// have ended since. If it counted others, such as that of an unfinished
+    /// [`suspend`](Self::suspend), logging stays suspended for the session.
+    pub fn take_over_suspensions(self) -> BTreeSet<u32> {
+        let mut processes = BTreeSet::new();
+        for word in self.suspenders() {
+            let process = u32::try_from(word.load(Ordering::SeqCst)).unwrap_or(0);
+            let is_new = i32::try_from(process).is_ok_and(|it| it > 0) && processes.insert(process);
+            if !is_new {
+                word.store(0, Ordering::SeqCst);
+            }
+        }
+        let count = processes.len() as u64;
+        self.update_suspensions(|word| {
+            let others = if word & COUNT > count { FOR_SESSION } else { 0 };
+            word & !COUNT | others | count
+        });
+        processes
+    }
+
+    fn suspenders(self) -> impl Iterator<Item = &'a AtomicU64> {
+        let memory = self.log.ring.control.memory();
+        (0..SUSPENDERS).map(move |number| memory.word(SUSPENDERS_AT + number * 8))
+    }
+
+    fn update_suspensions(self, update: impl Fn(u64) -> u64) {
+        let suspended = self.log.ring.control.suspended();
+        let updated = |word| Some(update(word));
+        // It always succeeds.
+        let _ = suspended.fetch_update(Ordering::SeqCst, Ordering::SeqCst, updated);
+    }
+
+    /// Suspends logging for as long as the log is open.
+    pub fn suspend_for_session(self) {
+        self.log.ring.control.suspended().fetch_or(FOR_SESSION, Ordering::SeqCst);
     }
 
     /// Suspends logging for as long as the log is open, for a process that cannot be watched and
@@ -191,5 +252,42 @@ mod tests {
             Some(version)
         });
         assert!((PROGRAMS / 2..=PROGRAMS).contains(&(known.count() as u64)));
+    }
+
+    #[test]
+    fn the_next_supervisor_finds_the_processes_that_suspend_logging() {
+        let log = log();
+        let processes = log.processes();
+        processes.suspend_for(7);
+        processes.suspend_for(8);
+        processes.resume_for(7);
+        assert_eq!(processes.take_over_suspensions(), BTreeSet::from([8]));
+        assert!(processes.is_suspended());
+        processes.resume_for(8);
+        assert!(!processes.is_suspended());
+        assert_eq!(processes.take_over_suspensions(), BTreeSet::new());
+        assert!(!processes.is_suspended());
+    }
+
+    #[test]
+    fn a_suspension_without_a_process_outlives_its_supervisor() {
+        let log = log();
+        let processes = log.processes();
+        (0..=SUSPENDERS).for_each(|_| processes.suspend_for(7));
+        // Words that are no processes are not counted.
+        log.ring.control.memory().word(SUSPENDERS_AT).store(u64::MAX, Ordering::Relaxed);
+        assert_eq!(processes.take_over_suspensions(), BTreeSet::from([7]));
+        processes.resume_for(7);
+        assert!(processes.is_suspended() && !processes.is_suspended_for_good());
+    }
+
+    #[test]
+    fn a_supervisor_that_died_before_it_counted_leaves_a_process() {
+        let log = log();
+        log.ring.control.memory().word(SUSPENDERS_AT).store(7, Ordering::Relaxed);
+        assert_eq!(log.processes().take_over_suspensions(), BTreeSet::from([7]));
+        assert!(log.processes().is_suspended());
+        log.processes().resume_for(7);
+        assert!(!log.processes().is_suspended());
     }
 }
