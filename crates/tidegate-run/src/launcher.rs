@@ -38,7 +38,7 @@ const FORWARDED: [i32; 5] = [SIGTERM, SIGHUP, SIGUSR1, SIGUSR2, SIGWINCH];
 /// Signals that a terminal sends to program and launcher.
 const SHARED: [i32; 2] = [SIGINT, SIGQUIT];
 /// The number that a shell adds to the signal that ended a program.
-const SIGNAL_STATUS: i32 = 128;
+pub const SIGNAL_STATUS: i32 = 128;
 
 /// A program to start.
 #[derive(Debug)]
@@ -171,8 +171,16 @@ fn child_of(parent: i32, stat: &[u8]) -> Option<String> {
 
 /// Returns the signals to catch. An ignored signal stays ignored, by the program too.
 fn wanted_signals(ignored: u64) -> Vec<i32> {
-    let is_ignored = |signal: i32| ignored >> (signal - 1) & 1 == 1;
-    FORWARDED.into_iter().chain(SHARED).filter(|signal| !is_ignored(*signal)).collect()
+    without_ignored(FORWARDED.into_iter().chain(SHARED), ignored)
+}
+
+fn without_ignored(signals: impl Iterator<Item = i32>, ignored: u64) -> Vec<i32> {
+    signals.filter(|signal| ignored >> (signal - 1) & 1 == 0).collect()
+}
+
+/// Returns the signals of these that this process does not ignore.
+pub(crate) fn caught_of(signals: &[i32]) -> Vec<i32> {
+    without_ignored(signals.iter().copied(), ignored_signals())
 }
 
 /// Returns a bit for each signal that this process ignores, the lowest for SIGHUP.

@@ -48,7 +48,7 @@ mod trial;
 mod writeback;
 
 pub use filter::{Filter, Scope};
-pub use launcher::{Launch, Plan};
+pub use launcher::{Launch, Plan, SIGNAL_STATUS};
 pub use mounted::Mounted;
 pub use opening::{RecoverOptions, discard, log_in_use};
 pub use paths::{
@@ -58,7 +58,7 @@ pub use paths::{
 pub use preload::{Choice, Library, environment, preloaded};
 pub use program::{Program, ProgramError};
 pub use report::Reporter;
-pub use session::{Asked, Session, SessionOptions, ask, ask_at, tell};
+pub use session::{Asked, Finished, Session, SessionOptions, ask, ask_at, tell};
 pub use socket::{Reply, Request, Welcome};
 pub use stats::Statistics;
 pub use supervise::supervise;

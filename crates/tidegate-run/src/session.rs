@@ -5,12 +5,19 @@
 //!    A launcher or supervisor that looks for, starts or ends one holds the pool's lock
 //!    ([`PoolPaths::lock`]) until the other end has answered.
 //! 2. As long as a launcher lives, its pool has a supervisor: one that dies is replaced at once.
+//! 3. Once the program has ended, a signal ends the launcher. The supervisor goes on.
 
+use std::io;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM};
+use signal_hook::iterator::{Handle, Signals};
+use tidegate::size::Size;
+
+use super::launcher::caught_of;
 use super::opening::RecoverOptions;
 use super::paths::{Lock, PoolPaths};
 use super::report::{Reporter, one_line};
@@ -22,6 +29,10 @@ use anyhow::{Context, Result, anyhow, bail};
 /// gives up after so many deaths in a row.
 const SHORT_LIFE: Duration = Duration::from_secs(1);
 const DEATHS_MAX: u32 = 10;
+/// Signals that end the wait for the log to be empty.
+const INTERRUPTS: [i32; 4] = [SIGINT, SIGTERM, SIGHUP, SIGQUIT];
+/// How long a launcher that was interrupted waits for the size of the log.
+const INTERRUPT_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// How a launcher uses a pool.
 #[derive(Debug, Clone, Copy, Default)]
@@ -50,6 +61,19 @@ struct Joined {
     supervisor: Option<Child>,
     /// Whether the program has ended.
     leaves: bool,
+    /// The signal that ended the wait for the supervisor.
+    interrupted_by: Option<i32>,
+}
+
+/// A program that has ended, and the log behind it.
+#[derive(Debug)]
+pub struct Finished<T> {
+    /// The program's result.
+    pub returned: T,
+    /// The supervisor's statistics, unless it died or the wait for it was interrupted.
+    pub statistics: Option<Statistics>,
+    /// The signal that ended the wait for the log to be empty.
+    pub interrupted_by: Option<i32>,
 }
 
 impl<'a> Session<'a> {
@@ -70,27 +94,72 @@ impl<'a> Session<'a> {
     }
 
     /// Runs `program`. Meanwhile prints the supervisor's notices, and replaces a supervisor that
-    /// dies. Returns the program's result and the supervisor's statistics, once the log is empty or
-    /// the tree lives on without this launcher.
+    /// dies. Returns once the log is empty, or the tree lives on without this launcher, or a signal
+    /// has ended the wait for that.
     ///
     /// # Errors
-    /// As for `program`.
-    pub fn during<T>(self, program: impl FnOnce() -> Result<T>) -> Result<(T, Option<Statistics>)> {
+    /// As for `program`, or if signals cannot be caught.
+    pub fn during<T>(self, program: impl FnOnce() -> Result<T>) -> Result<Finished<T>> {
         let (returned, farewell) = std::thread::scope(|scope| {
             let listener = scope.spawn(|| self.listen());
             let returned = program();
-            let mut joined = self.joined();
-            joined.leaves = true;
-            // If the supervisor is gone, the listener knows it, and tells the next one.
-            let _ = joined.connection.send(&Request::Leave);
-            drop(joined);
-            (returned, listener.join().ok().flatten())
+            let interrupts = self.leave();
+            let handle = interrupts.as_ref().ok().map(Signals::handle);
+            scope.spawn(|| self.await_interrupt(interrupts));
+            let farewell = listener.join().ok().flatten();
+            handle.inspect(Handle::close);
+            (returned, farewell)
         });
-        if let (Some((0, _)), Some(supervisor)) = (&farewell, &mut self.joined().supervisor) {
+        let mut joined = self.joined();
+        if let (Some((0, _)), Some(supervisor)) = (&farewell, &mut joined.supervisor) {
             // The farewell was the supervisor's last step.
             let _ = supervisor.wait();
         }
-        Ok((returned?, farewell.map(|(_, statistics)| statistics)))
+        let statistics = farewell.map(|(_, statistics)| statistics);
+        Ok(Finished { returned: returned?, statistics, interrupted_by: joined.interrupted_by })
+    }
+
+    /// Tells the supervisor that the program has ended. Returns the signals that end the wait for
+    /// its farewell; those before the end were the program's.
+    fn leave(&self) -> io::Result<Signals> {
+        let interrupts = Signals::new(caught_of(&INTERRUPTS));
+        let mut joined = self.joined();
+        joined.leaves = true;
+        // If the supervisor is gone, the listener knows it, and tells the next one.
+        let _ = joined.connection.send(&Request::Leave);
+        interrupts
+    }
+
+    /// Ends the wait for the supervisor at the first signal. Returns at the latest when the signals
+    /// are closed. Without signals, the wait cannot be interrupted.
+    fn await_interrupt(&self, interrupts: io::Result<Signals>) {
+        let Some(signal) = interrupts.ok().and_then(|mut signals| signals.forever().next()) else {
+            return;
+        };
+        let mut joined = self.joined();
+        joined.interrupted_by = Some(signal);
+        self.say(&self.interrupted());
+        joined.connection.shut_down();
+    }
+
+    /// Returns the message of an interrupted wait.
+    fn interrupted(&self) -> String {
+        let (pool, left) = (self.pool.display(), self.used_bytes());
+        let left = left.map_or_else(String::new, |bytes| format!(", {} of it,", Size { bytes }));
+        format!(
+            "interrupted: the log in {pool}{left} is not on the disks yet; its supervisor goes on \
+             with that, and after a crash `tidegate recover {pool}` does it"
+        )
+    }
+
+    /// Returns how much of the log is in use, if the supervisor answers in time.
+    fn used_bytes(&self) -> Option<u64> {
+        let connection = reach(&self.paths.socket()).ok()??;
+        connection.send(&Request::Stat).ok()?;
+        match connection.receive_within::<Reply>(INTERRUPT_TIMEOUT).ok()?? {
+            Reply::Statistics(statistics) => Some(statistics.log_used_bytes),
+            _ => None,
+        }
     }
 
     fn joined(&self) -> MutexGuard<'_, Joined> {
@@ -105,6 +174,9 @@ impl<'a> Session<'a> {
             let connection = Arc::clone(&self.joined().connection);
             if let Some(farewell) = await_farewell(&connection, self.reporter) {
                 return Some(farewell);
+            }
+            if self.joined().interrupted_by.is_some() {
+                return None;
             }
             deaths = if since.elapsed() < SHORT_LIFE { deaths + 1 } else { 1 };
             let rejoined = if deaths > DEATHS_MAX {
@@ -171,7 +243,7 @@ fn find_or_start(
         (connection, welcome, Some(supervisor))
     };
     let connection = Arc::new(connection);
-    Ok((Joined { connection, supervisor, leaves: false }, welcome))
+    Ok((Joined { connection, supervisor, leaves: false, interrupted_by: None }, welcome))
 }
 
 /// Starts the supervisor of `pool`, without waiting for an answer.

@@ -10,10 +10,11 @@
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
+use std::time::Duration;
 
 use rustix::io::Errno;
 use rustix::net::{
-    AddressFamily, RecvFlags, SendFlags, SocketAddrUnix, SocketFlags, SocketType, sockopt,
+    AddressFamily, RecvFlags, SendFlags, Shutdown, SocketAddrUnix, SocketFlags, SocketType, sockopt,
 };
 use rustix::process::Pid;
 use serde::de::DeserializeOwned;
@@ -206,6 +207,24 @@ impl Connection {
     /// As for [`receive`](Self::receive).
     pub(crate) fn receive_now<M: DeserializeOwned>(&self) -> io::Result<Option<M>> {
         self.receive_with(RecvFlags::DONTWAIT)
+    }
+
+    /// Waits for the next message as [`receive`](Self::receive) does, but not longer than `timeout`.
+    ///
+    /// # Errors
+    /// As for [`receive`](Self::receive), or `WouldBlock`.
+    pub(crate) fn receive_within<M: DeserializeOwned>(
+        &self,
+        timeout: Duration,
+    ) -> io::Result<Option<M>> {
+        sockopt::set_socket_timeout(&self.socket, sockopt::Timeout::Recv, Some(timeout))?;
+        self.receive()
+    }
+
+    /// Ends the conversation: a thread that waits for a message gets the end.
+    pub(crate) fn shut_down(&self) {
+        // It fails only if the other end is gone.
+        let _ = rustix::net::shutdown(&self.socket, Shutdown::Both);
     }
 
     fn receive_with<M: DeserializeOwned>(&self, flags: RecvFlags) -> io::Result<Option<M>> {

@@ -67,7 +67,7 @@ pub(crate) fn recover(pool: &Path, paths: &PoolPaths, recover: RecoverOptions) -
     let options = SessionOptions { recover, ..SessionOptions::default() };
     let session = Session::open(pool, paths, options, &terminal)?;
     let recovered = session.welcome.recovered.clone();
-    let ((), statistics) = session.during(|| Ok(()))?;
+    let statistics = session.during(|| Ok(()))?.statistics;
     let shown = pool.display();
     let left = statistics.with_context(|| format!("{shown}: the recovery was broken off"))?;
     if left.log_used_bytes > 0 {

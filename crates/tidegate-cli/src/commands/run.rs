@@ -9,8 +9,8 @@ use anyhow::{Context, Result};
 use tidegate::log::cover::Cause;
 use tidegate::size::Size;
 use tidegate_run::{
-    Asked, Choice, Launch, Library, Plan, PoolPaths, Program, Reply, Request, Session,
-    SessionOptions, ask_at, default_pool, environment, is_empty, prepare_pool, tell,
+    Asked, Choice, Launch, Library, Plan, PoolPaths, Program, Reply, Request, SIGNAL_STATUS,
+    Session, SessionOptions, ask_at, default_pool, environment, is_empty, prepare_pool, tell,
 };
 
 use super::create::check_log_size;
@@ -54,17 +54,18 @@ pub(crate) fn run(args: &RunArgs) -> Result<ExitCode> {
     let environment = environment(&library, &pool, &paths, choice);
     let (filter, adopts) = (None, false);
     let plan = Plan { program: &program, command: &args.command, environment, filter, adopts };
-    let (status, statistics) = session.during(|| {
+    let finished = session.during(|| {
         suspend_for(&program, &paths, &terminal)?;
         let launch = start(plan)?;
         launch.wait().context("cannot wait for the program")
     })?;
-    if let (true, Some(statistics)) = (args.stats, statistics) {
+    if let (true, Some(statistics)) = (args.stats, finished.statistics) {
         for (label, value) in statistics.lines() {
             say(Level::Info, format_args!("{label:<14} {value}"));
         }
     }
-    Ok(exit_code(status))
+    let interrupted = finished.interrupted_by.map(|signal| SIGNAL_STATUS + signal);
+    Ok(exit_code(interrupted.unwrap_or(finished.returned)))
 }
 
 fn start(plan: Plan<'_>) -> Result<Launch> {

@@ -1,10 +1,17 @@
 //! Programs that handle signals: each signal is handled once, as without Tidegate, and an operation
 //! of the log makes no system call for that if no signal arrives.
 
+use std::io::{Read, Write};
+use std::process::Stdio;
+use std::time::Duration;
+
+use rustix::process::{Pid, Signal, kill_process};
+
 use crate::bed::{Bed, Runner};
 use crate::kernel_path::{calls, traced};
+use crate::process_tree;
 use crate::programs::compiled;
-use crate::support::succeed;
+use crate::support::{preload_library, succeed, tidegate};
 
 #[test]
 fn a_storm_of_signals_is_handled_whole() {
@@ -50,4 +57,38 @@ fn a_killed_child_of_vfork_leaves_its_parent_no_blocked_signals() {
         let mut program = runner.command(compiled("vforked", &["-pthread"]), bed.disk());
         assert_eq!(succeed(program.arg("300")), "handled\n");
     }
+}
+
+/// As on a disk that hangs: the supervisor does not answer.
+#[test]
+fn a_signal_after_the_program_s_end_ends_the_launcher() {
+    let bed = Bed::new();
+    preload_library();
+    let mut command = tidegate();
+    command.args(["run", "--size=64M", "--pool"]).arg(bed.pool()).current_dir(bed.disk());
+    command.args(["--", "/bin/sh", "-c", "echo started; read line"]);
+    let command = command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let mut child = command.spawn().unwrap();
+    child.stdout.take().unwrap().read_exact(&mut [0; 8]).unwrap();
+    let launcher = Pid::from_child(&child);
+    let supervisor = process_tree::supervisor_of(&bed.pool(), launcher);
+    kill_process(supervisor, Signal::STOP).unwrap();
+    child.stdin.take().unwrap().write_all(b"end\n").unwrap();
+    let status = loop {
+        // The first ones may still be the program's.
+        let _ = kill_process(launcher, Signal::TERM);
+        if let Some(status) = child.try_wait().unwrap() {
+            break status;
+        }
+        std::thread::sleep(Duration::from_millis(20));
+    };
+    kill_process(supervisor, Signal::CONT).unwrap();
+    let mut said = String::new();
+    child.stderr.take().unwrap().read_to_string(&mut said).unwrap();
+    assert_eq!(status.code(), Some(143), "{said}");
+    assert!(
+        said.contains("interrupted: the log in ") && said.contains("tidegate recover"),
+        "{said}"
+    );
+    process_tree::await_nobody_uses(&bed.pool());
 }
