@@ -22,7 +22,7 @@ use std::path::{Path, PathBuf};
 use rustix::buffer::spare_capacity;
 use rustix::event::epoll::{self, EventData, EventFlags};
 use rustix::io::Errno;
-use rustix::process::{Pid, test_kill_process};
+use rustix::process::{Pid, Resource, getrlimit, test_kill_process};
 use rustix::time::{Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, Timespec};
 use signal_hook::consts::{SIGINT, SIGTERM};
 use tidegate::log::cover::Cause;
@@ -34,7 +34,7 @@ use super::paths::{Lock, PoolPaths};
 use super::socket::{Connection, Listener, Reply, Request, SESSION, Welcome};
 use super::stats::{FileSyncs, Statistics, UNSUPPORTED};
 use super::suspension::{Suspensions, named_by};
-use super::tree::{Announced, Tree, maps, name_of, processes_that_map};
+use super::tree::{Announced, Tree, is_out_of_descriptors, maps, name_of, processes_that_map};
 
 const LISTENER: u64 = 0;
 const CLEANER: u64 = 1;
@@ -49,6 +49,8 @@ const EVENTS_AT_ONCE: usize = 64;
 const LOCK_RETRY_NS: i64 = 20_000_000;
 /// How long to wait before asking again whether a hidden process lives.
 const HIDDEN_RETRY_NS: i64 = 900_000_000;
+/// How long to wait before asking again whether a member without a pidfd lives.
+const POLL_NS: i64 = 100_000_000;
 
 /// The pool in a supervisor's charge, with its cleaner.
 pub(crate) struct Charge {
@@ -136,7 +138,8 @@ impl Supervisor {
         let mounts = File::open("/proc/self/mountinfo")?;
         epoll::add(&epoll, &mounts, EventData::new_u64(MOUNTS), EventFlags::PRI)?;
         charge.cleaner.mounts_changed();
-        let (tree, peers, ending) = (Tree::default(), HashMap::new(), Ending::No);
+        let tree = Tree::new(getrlimit(Resource::Nofile).current);
+        let (peers, ending) = (HashMap::new(), Ending::No);
         let next_key = FIRST_KEY;
         let mut supervisor = Self {
             charge,
@@ -203,7 +206,7 @@ impl Supervisor {
         let owners = owners.into_iter().map(u32::cast_signed);
         let mut all_told = true;
         // The tree reports the end of its own members.
-        let unknown = |process: &Pid| self.tree.handle(*process).is_none();
+        let unknown = |process: &Pid| !self.tree.contains(*process);
         for process in owners.filter_map(Pid::from_raw).filter(unknown) {
             if is_hidden(process) {
                 all_told = false;
@@ -253,6 +256,7 @@ impl Supervisor {
                 // Read, so that it is not ready any more. `end` asks for the lock after all events.
                 let _ = rustix::io::read(&self.timer, &mut [0_u8; 8]);
                 self.reap_unannounced()?;
+                self.poll_members()?;
             }
             // The machine may be going down: destages now, and the rest when the tree has ended.
             SIGNAL => {
@@ -267,12 +271,18 @@ impl Supervisor {
     }
 
     fn accept(&mut self) -> io::Result<()> {
-        while let Some(connection) = self.listener.accept()? {
+        loop {
+            let connection = match self.listener.accept() {
+                Ok(Some(connection)) => connection,
+                Ok(None) => return Ok(()),
+                // The peers that wait are accepted when others have closed.
+                Err(error) if is_out_of_descriptors(&error) => return Ok(()),
+                Err(error) => return Err(error),
+            };
             // A process that is gone already has no peer to answer.
             let Ok(process) = connection.peer() else { continue };
             self.admit(Peer { connection, process, role: Role::Unknown })?;
         }
-        Ok(())
     }
 
     /// Adds `peer`, and answers the messages that it has already sent.
@@ -313,11 +323,16 @@ impl Supervisor {
             self.ended(process)?;
         }
         match self.tree.announce(process)? {
-            Announced::New => {}
-            Announced::Known => return Ok(()),
+            Announced::New => self.watch(process),
+            Announced::Known => Ok(()),
+            Announced::Polled => self.set_timer(POLL_NS),
             // The process had time to leave an interrupted operation.
-            Announced::Gone => return self.ended(process),
+            Announced::Gone => self.ended(process),
         }
+    }
+
+    /// Watches for the end of a member with a pidfd.
+    fn watch(&self, process: Pid) -> io::Result<()> {
         if let Some(handle) = self.tree.handle(process) {
             let key = PROCESS | u64::from(process.as_raw_nonzero().get().unsigned_abs());
             epoll::add(&self.epoll, handle, EventData::new_u64(key), EventFlags::IN)?;
@@ -329,6 +344,18 @@ impl Supervisor {
     fn reap(&mut self) -> io::Result<()> {
         for process in self.tree.remove_ended() {
             self.ended(process)?;
+        }
+        Ok(())
+    }
+
+    /// Looks for ends of the members without a pidfd, and watches those that get one now.
+    fn poll_members(&mut self) -> io::Result<()> {
+        if self.tree.has_polled() {
+            self.reap()?;
+            for process in self.tree.open_polled() {
+                self.watch(process)?;
+            }
+            self.set_timer(POLL_NS)?;
         }
         Ok(())
     }
@@ -640,6 +667,7 @@ fn is_hidden(process: Pid) -> bool {
     match std::fs::File::open(format!("/proc/{process}/maps")) {
         Ok(_) => false,
         Err(error) if error.kind() == io::ErrorKind::PermissionDenied => true,
+        Err(error) if is_out_of_descriptors(&error) => true,
         Err(_) => test_kill_process(process) == Err(Errno::PERM),
     }
 }

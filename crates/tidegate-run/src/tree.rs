@@ -3,6 +3,9 @@
 //! A process is known from its announcement until its end, which its pidfd reports. So a later
 //! process is never mistaken for another one with its number. The tree is alive while it has
 //! processes, or open connections.
+//!
+//! Pidfds take at most half of the supervisor's descriptors. The caller polls the members beyond
+//! that, so often that their numbers do not come again meanwhile.
 
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::io;
@@ -14,7 +17,7 @@ use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
-use rustix::process::{Pid, PidfdFlags, pidfd_open};
+use rustix::process::{Pid, PidfdFlags, pidfd_open, test_kill_process};
 use tidegate::glob::matches_any;
 
 /// How long the kernel may take to show a process's mappings.
@@ -22,10 +25,14 @@ const TIMEOUT: Duration = Duration::from_secs(1);
 /// The most searches for new processes in a row, on a machine that starts some all the time.
 const SEARCHES_MAX: u32 = 100;
 
-/// The processes of a tree, each with its pidfd.
-#[derive(Debug, Default)]
+/// The processes of a tree.
+#[derive(Debug)]
 pub(crate) struct Tree {
+    /// Members, each with its pidfd.
     members: HashMap<Pid, OwnedFd>,
+    /// Members for which no descriptor was left.
+    polled: HashSet<Pid>,
+    pidfds_max: usize,
 }
 
 /// Result of an announcement.
@@ -35,28 +42,65 @@ pub(crate) enum Announced {
     New,
     /// A process that has announced itself before, as a process does that has replaced its program.
     Known,
+    /// A new member without a pidfd: the caller polls it.
+    Polled,
     /// A process that has ended since.
     Gone,
 }
 
 impl Tree {
+    /// Makes a tree for a process that may have this many descriptors; `None`: any number.
+    pub(crate) fn new(descriptors_max: Option<u64>) -> Self {
+        let half = descriptors_max.and_then(|it| usize::try_from(it / 2).ok());
+        let pidfds_max = half.unwrap_or(usize::MAX);
+        Self { members: HashMap::new(), polled: HashSet::new(), pidfds_max }
+    }
+
     /// Notes that `pid` uses the pool. A member of this number that has ended was
     /// [forgotten](Self::remove_if_ended) before.
     ///
     /// # Errors
-    /// Fails if no descriptors are left.
+    /// Fails if the kernel has no pidfds, or no memory.
     pub(crate) fn announce(&mut self, pid: Pid) -> io::Result<Announced> {
-        if self.members.contains_key(&pid) {
+        if self.contains(pid) {
             return Ok(Announced::Known);
         }
-        match pidfd_open(pid, PidfdFlags::empty()) {
-            Ok(handle) => {
-                self.members.insert(pid, handle);
-                Ok(Announced::New)
-            }
+        match self.open(pid) {
+            Ok(()) => Ok(Announced::New),
             Err(Errno::SRCH) => Ok(Announced::Gone),
+            Err(Errno::MFILE | Errno::NFILE) => {
+                self.polled.insert(pid);
+                Ok(Announced::Polled)
+            }
             Err(errno) => Err(errno.into()),
         }
+    }
+
+    fn open(&mut self, pid: Pid) -> Result<(), Errno> {
+        if self.members.len() >= self.pidfds_max {
+            return Err(Errno::MFILE);
+        }
+        self.members.insert(pid, pidfd_open(pid, PidfdFlags::empty())?);
+        Ok(())
+    }
+
+    /// Opens the pidfds of polled members for which descriptors are left by now. Returns these
+    /// members.
+    pub(crate) fn open_polled(&mut self) -> Vec<Pid> {
+        let polled = self.polled.clone().into_iter();
+        let opened: Vec<_> = polled.filter(|pid| self.open(*pid).is_ok()).collect();
+        opened.iter().for_each(|pid| drop(self.polled.remove(pid)));
+        opened
+    }
+
+    /// Returns whether members have to be polled.
+    pub(crate) fn has_polled(&self) -> bool {
+        !self.polled.is_empty()
+    }
+
+    /// Returns whether `pid` is a member.
+    pub(crate) fn contains(&self, pid: Pid) -> bool {
+        self.members.contains_key(&pid) || self.polled.contains(&pid)
     }
 
     /// Returns the pidfd of member `pid`.
@@ -67,23 +111,37 @@ impl Tree {
     /// Forgets member `pid` if it has ended, since the kernel may have given its number to another
     /// process. Returns whether it did.
     pub(crate) fn remove_if_ended(&mut self, pid: Pid) -> bool {
-        self.members.get(&pid).is_some_and(has_ended) && self.members.remove(&pid).is_some()
+        let has_ended = match self.members.get(&pid) {
+            Some(handle) => has_ended(handle),
+            None => self.polled.contains(&pid) && is_gone(pid),
+        };
+        if has_ended {
+            self.remove(pid);
+        }
+        has_ended
     }
 
     /// Forgets the members that have ended, and returns them.
     pub(crate) fn remove_ended(&mut self) -> Vec<Pid> {
-        self.members.extract_if(|_, handle| has_ended(handle)).map(|(pid, _)| pid).collect()
+        let ended = self.members.extract_if(|_, handle| has_ended(handle)).map(|(pid, _)| pid);
+        ended.chain(self.polled.extract_if(|pid| is_gone(*pid))).collect()
     }
 
     /// Forgets member `pid`.
     pub(crate) fn remove(&mut self, pid: Pid) {
         self.members.remove(&pid);
+        self.polled.remove(&pid);
     }
 
     /// Returns the number of members.
     pub(crate) fn len(&self) -> usize {
-        self.members.len()
+        self.members.len() + self.polled.len()
     }
+}
+
+/// Returns whether no process has this number. One that has ended has it until its parent reaps it.
+fn is_gone(pid: Pid) -> bool {
+    test_kill_process(pid) == Err(Errno::SRCH)
 }
 
 fn has_ended(handle: &OwnedFd) -> bool {
@@ -205,11 +263,22 @@ fn of_those_that_may_map(path: &Path, mut processes: VecDeque<Pid>) -> Vec<Pid> 
 fn shown_by_each(path: PathBuf, processes: VecDeque<Pid>) -> Receiver<bool> {
     let (answer, answers) = channel();
     let is_shown = move |process: Pid| {
-        let maps = std::fs::read(format!("/proc/{process}/maps")).unwrap_or_default();
-        maps.split(|byte| *byte == b'\n').any(|line| line.ends_with(path.as_os_str().as_bytes()))
+        match std::fs::read(format!("/proc/{process}/maps")) {
+            Ok(maps) => maps
+                .split(|byte| *byte == b'\n')
+                .any(|line| line.ends_with(path.as_os_str().as_bytes())),
+            // It cannot be known.
+            Err(error) => is_out_of_descriptors(&error),
+        }
     };
     std::thread::spawn(move || processes.into_iter().all(|pid| answer.send(is_shown(pid)).is_ok()));
     answers
+}
+
+/// Returns whether an error is due to the number of open descriptors.
+pub(crate) fn is_out_of_descriptors(error: &io::Error) -> bool {
+    let errno = Errno::from_io_error(error);
+    errno.is_some_and(|errno| [Errno::MFILE, Errno::NFILE].contains(&errno))
 }
 
 #[cfg(test)]
@@ -220,7 +289,7 @@ mod tests {
 
     #[test]
     fn members_are_known_until_they_end() {
-        let mut tree = Tree::default();
+        let mut tree = Tree::new(None);
         let mut child = Command::new("cat").stdin(std::process::Stdio::piped()).spawn().unwrap();
         let pid = Pid::from_child(&child);
         assert_eq!(tree.announce(pid).unwrap(), Announced::New);
@@ -250,7 +319,7 @@ mod tests {
 
     #[test]
     fn a_member_whose_number_comes_again_is_handed_back_first() {
-        let mut tree = Tree::default();
+        let mut tree = Tree::new(None);
         let mut child = Command::new("cat").stdin(std::process::Stdio::piped()).spawn().unwrap();
         let pid = Pid::from_child(&child);
         tree.announce(pid).unwrap();
@@ -267,5 +336,30 @@ mod tests {
         let own = rustix::process::getpid();
         assert!(maps(own, &program) && processes_that_map(&program).contains(&own));
         assert!(!maps(own, Path::new("/no/such/file")));
+    }
+
+    #[test]
+    fn members_beyond_the_descriptors_are_polled() {
+        let mut tree = Tree::new(Some(2));
+        let mut cat = Command::new("cat");
+        cat.stdin(std::process::Stdio::piped());
+        let mut children = [0; 3].map(|_| cat.spawn().unwrap());
+        let [first, second, third] = children.each_ref().map(Pid::from_child);
+        assert_eq!(tree.announce(first).unwrap(), Announced::New);
+        assert_eq!(tree.announce(second).unwrap(), Announced::Polled);
+        assert_eq!(tree.announce(third).unwrap(), Announced::Polled);
+        assert_eq!(tree.announce(second).unwrap(), Announced::Known);
+        assert_eq!((tree.remove_ended(), tree.open_polled()), (Vec::new(), Vec::new()));
+        let mut end = |number: usize| {
+            drop(children[number].stdin.take());
+            children[number].wait().unwrap();
+        };
+        end(1);
+        assert_eq!((tree.remove_ended(), tree.len()), (vec![second], 2));
+        end(0);
+        assert_eq!(tree.remove_ended(), [first]);
+        assert_eq!((tree.open_polled(), tree.has_polled()), (vec![third], false));
+        end(2);
+        assert!(tree.handle(third).is_some() && tree.remove_if_ended(third));
     }
 }

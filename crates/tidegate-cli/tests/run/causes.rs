@@ -673,3 +673,23 @@ os.fsync(file); os.close(os.open('other', os.O_WRONLY | os.O_CREAT))";
     let said = said_by(&mut python(&Bed::new(), &[], "/usr/bin/python3", program));
     assert!(!said.contains("direct"), "{said}");
 }
+
+/// The supervisor has fewer descriptors than the tree has processes.
+#[test]
+fn more_processes_than_descriptors_keep_their_supervisor() {
+    const PROGRAM: &str = "reader, writer = os.pipe()
+children = [subprocess.Popen(['cat'], stdin=reader) for n in range(220)]
+while ask()['processes'] < 221: pass
+os.close(reader); os.close(writer)
+for child in children: child.wait()
+file = covered('file'); begin()
+while ask()['processes'] > 1: pass
+os.pwrite(file, b'y', 0); os.fsync(file); stat()";
+    let bed = Bed::new();
+    let inner = python(&bed, &[], "/usr/bin/python3", PROGRAM);
+    let mut command = tool("prlimit", "util-linux");
+    command.arg("--nofile=150:150").arg(inner.get_program()).args(inner.get_args());
+    let command = command.current_dir(bed.disk()).env("TIDEGATE_COVER_AFTER", "1");
+    let said = said_by(command);
+    assert!(!said.contains("died"), "{said}");
+}
