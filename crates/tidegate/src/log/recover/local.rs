@@ -5,6 +5,7 @@ use std::ffi::OsStr;
 use std::fmt;
 use std::fs::File;
 use std::io;
+use std::os::fd::AsRawFd;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
@@ -158,9 +159,26 @@ fn mounted(line: &[u8]) -> Option<Mounted> {
         return None;
     }
     // Another mount may hide this one, so its UUID and device come from the opened directory.
-    let root = File::open(&point).ok()?;
+    let root = opened_root(&point).ok()?;
     let (id, device) = (file_system_id(&root).ok()?, root.metadata().ok()?.dev());
     Some(Mounted { id, device, is_writable, point, root })
+}
+
+/// Opens a mount point that is a directory or a regular file. An open of a bind-mounted FIFO would
+/// wait for its other end, and an open of a device may change it. The second open goes through the
+/// first descriptor, so that it reaches the checked file.
+///
+/// # Errors
+/// The mount point is of another kind, or the system's error.
+fn opened_root(point: &Path) -> io::Result<File> {
+    let named = File::from(rustix::fs::open(point, OFlags::PATH | OFlags::CLOEXEC, Mode::empty())?);
+    let kind = named.metadata()?.file_type();
+    if !kind.is_dir() && !kind.is_file() {
+        return Err(io::ErrorKind::InvalidInput.into());
+    }
+    let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
+    let checked = format!("/proc/self/fd/{}", named.as_raw_fd());
+    Ok(rustix::fs::open(checked, flags, Mode::empty())?.into())
 }
 
 /// Decodes a path in the kernel's list of mounts, which has blanks and the like as octal digits.
@@ -314,6 +332,21 @@ mod tests {
     fn mount_points_with_blanks_are_read() {
         assert_eq!(unescaped(b"/a\\040b\\134c"), Path::new("/a b\\c"));
         assert_eq!(unescaped(b"/a\\04"), Path::new("/a\\04"));
+    }
+
+    #[test]
+    fn a_mount_point_that_is_a_fifo_or_a_device_is_not_opened() {
+        let folder = tempfile::tempdir().unwrap();
+        let [fifo, file] = ["fifo", "file"].map(|name| folder.path().join(name));
+        let kind = rustix::fs::FileType::Fifo;
+        rustix::fs::mknodat(rustix::fs::CWD, &fifo, kind, 0o600.into(), 0).unwrap();
+        std::fs::write(&file, "precious").unwrap();
+        for point in [&fifo, Path::new("/dev/null")] {
+            assert_eq!(opened_root(point).unwrap_err().kind(), io::ErrorKind::InvalidInput);
+        }
+        for point in [&file, folder.path()] {
+            assert!(opened_root(point).is_ok());
+        }
     }
 
     #[test]
