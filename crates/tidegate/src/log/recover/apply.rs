@@ -363,10 +363,12 @@ impl<F: FileSystem> Context<'_, F> {
             outcome.failures.push(Failure::Log(error));
             return None;
         };
-        // The log's own time is preferred: the clock of this boot may be behind.
-        let booted_ns = self.options.booted_ns.filter(|_| !self.options.salvage);
-        let booted_ns = booted_ns.map(|booted_ns| plan.dates.ended_ns().unwrap_or(booted_ns));
-        let naming = Naming { plan: plan.names(), system, notes, booted_ns };
+        // The log's own time is preferred: the clock of this boot may be behind, and the boot is
+        // unknown after a failed write-back. Changes by a former recovery do not count: it noted
+        // its decisions before.
+        let ended_ns = plan.dates.ended_ns().or(self.options.booted_ns);
+        let ended_ns = ended_ns.filter(|_| !self.options.salvage);
+        let naming = Naming { plan: plan.names(), system, notes, ended_ns };
         match naming.decide() {
             Ok((decisions, taken)) => {
                 self.find_damaged(plan, &decisions, outcome);

@@ -137,9 +137,9 @@ pub(super) struct Naming<'a, File> {
     pub(super) plan: &'a NamedPlan,
     pub(super) system: &'a dyn NameSystem<File>,
     pub(super) notes: &'a dyn Notes,
-    /// Time when the machine was started after the crash, in nanoseconds since 1970; `None` if
-    /// unknown or if salvaging.
-    pub(super) booted_ns: Option<i128>,
+    /// The latest time that the session may have left on the disk, in nanoseconds since 1970;
+    /// `None` if unknown or if salvaging.
+    pub(super) ended_ns: Option<i128>,
 }
 
 /// The state of a plan's names on the disk.
@@ -269,10 +269,10 @@ impl<File> Naming<'_, File> {
         self.plan.made.iter().filter(is_unseen).map(|(identity, _)| *identity).collect()
     }
 
-    /// Fails if a file is missing and its directory was changed since the machine was started. Such
-    /// a file may have been removed, or may have to be created again.
+    /// Fails if a file is missing and its directory was changed since the session ended. Such a
+    /// file may have been removed, or may have to be created again.
     fn refuse_changed(&self, disk: &OnDisk) -> Result<(), Failure> {
-        let Some(booted_ns) = self.booted_ns else { return Ok(()) };
+        let Some(ended_ns) = self.ended_ns else { return Ok(()) };
         let stories = &self.plan.stories;
         let missing = self.plan.made.keys().filter(|file| {
             disk.links(file) == 0
@@ -282,7 +282,7 @@ impl<File> Naming<'_, File> {
         for at in missing.filter_map(|file| stories.made_at(file)) {
             let changed = disk.changed[*at]
                 .map(|time| i128::from(time.s) * 1_000_000_000 + i128::from(time.ns));
-            if changed.is_some_and(|changed_ns| changed_ns > booted_ns) {
+            if changed.is_some_and(|changed_ns| changed_ns > ended_ns) {
                 return Err(Failure::Changed { path: self.plan.places[*at].name() });
             }
         }

@@ -269,15 +269,18 @@ fn a_file_whose_directory_was_changed_later_was_removed_from_outside() {
 }
 
 #[test]
-fn a_directory_that_was_changed_since_the_boot_stops_recovery() {
+fn a_directory_that_was_changed_since_the_session_stops_recovery() {
     let bed = bed_or_return!();
     bed.made("file", "content", SEEN);
     bed.lose("file");
-    let options = ApplyOptions { booted_ns: Some(1 << 40), ..OPTIONS };
-    // The session ended long before the directory was changed, or the log has no times.
-    for dates in
-        [Dates::new(Some(Heartbeat { wall_ns: 1 << 40, ..Heartbeat::default() })), Dates::default()]
+    let long_ago = Dates::new(Some(Heartbeat { wall_ns: 1 << 40, ..Heartbeat::default() }));
+    // The session ended long before the directory was changed, or the log has no times. After a
+    // failed write-back the boot is unknown.
+    let booted_ns = Some(1 << 40);
+    for (dates, booted_ns) in
+        [(long_ago, booted_ns), (Dates::default(), booted_ns), (long_ago, None)]
     {
+        let options = ApplyOptions { booted_ns, ..OPTIONS };
         let (mut plan, unreadable_bytes) = plan_pool(&bed.pool()).unwrap();
         plan.dates = dates;
         let (pool, files) = (bed.pool(), LocalFiles::new().unwrap());
@@ -288,7 +291,7 @@ fn a_directory_that_was_changed_since_the_boot_stops_recovery() {
         let failures = &outcome.failures[..];
         assert!(matches!(failures, [Failure::Changed { .. }]), "{failures:?}");
     }
-    let salvaged = bed.recover_with(ApplyOptions { salvage: true, ..options });
+    let salvaged = bed.recover_with(ApplyOptions { salvage: true, booted_ns, ..OPTIONS });
     assert!(salvaged.is_complete(), "{:?}", salvaged.failures);
     bed.assert_names(&[]);
 }
