@@ -310,12 +310,18 @@ impl<File> Naming<'_, File> {
         self.plan.is_done && self.decided().is_some()
     }
 
-    /// Opens the directory of a decided name.
+    /// Opens the directory of a decided name. Fails if it was removed.
     fn directory(&self, at: usize) -> Result<(&Place, File), Failure> {
-        let place = &self.plan.places[at];
-        let opened = self.system.directory(place).map_err(failed(place, "open a directory"))?;
+        let (place, opened) = self.directory_if_there(at)?;
         let gone = || failed(place, "open a directory")(io::ErrorKind::NotADirectory.into());
         Ok((place, opened.ok_or_else(gone)?))
+    }
+
+    /// Opens the directory of a decided name, or returns `None` if it was removed.
+    fn directory_if_there(&self, at: usize) -> Result<(&Place, Option<File>), Failure> {
+        let place = &self.plan.places[at];
+        let opened = self.system.directory(place).map_err(failed(place, "open a directory"))?;
+        Ok((place, opened))
     }
 
     /// Returns the name whose directory holds the file's reserved name.
@@ -425,7 +431,7 @@ impl<File> Naming<'_, File> {
     }
 
     fn remove(&self, at: usize, done: &mut NamesDone) -> Result<(), Failure> {
-        let (place, directory) = self.directory(at)?;
+        let (place, Some(directory)) = self.directory_if_there(at)? else { return Ok(()) };
         let doing = |error| failed(place, "remove a name")(error);
         let found = self.system.identity_at(&directory, &place.name).map_err(doing)?;
         if found.is_some_and(|found| self.plan.stories.knows(&at, &found)) {
@@ -435,11 +441,11 @@ impl<File> Naming<'_, File> {
         Ok(())
     }
 
-    /// Removes the reserved names.
+    /// Removes the reserved names. One whose directory was removed since has gone with it.
     pub(super) fn release(&self, decisions: &Decisions<usize, u64>) -> Result<(), Failure> {
         for identity in decisions.files.keys() {
             let Some(home) = Self::home(decisions, *identity) else { continue };
-            let (place, directory) = self.directory(home)?;
+            let (place, Some(directory)) = self.directory_if_there(home)? else { continue };
             let name = self.notes.reserved_name(*identity);
             let doing = |error| failed(place, "remove a reserved name")(error);
             if self.system.identity_at(&directory, &name).map_err(doing)?.is_some() {
@@ -449,15 +455,18 @@ impl<File> Naming<'_, File> {
         self.commit(decisions)
     }
 
-    /// Makes the file systems of the decided names durable.
+    /// Makes the file systems of the decided names durable, each through any directory that is
+    /// there.
     fn commit(&self, decisions: &Decisions<usize, u64>) -> Result<(), Failure> {
         let mut committed: BTreeSet<FileSystemId> = BTreeSet::new();
         for at in decisions.names.keys() {
-            if committed.insert(self.plan.places[*at].file_system) {
-                let (place, directory) = self.directory(*at)?;
-                let result = self.system.commit(&directory);
-                result.map_err(failed(place, "sync the file system"))?;
+            if committed.contains(&self.plan.places[*at].file_system) {
+                continue;
             }
+            let (place, Some(directory)) = self.directory_if_there(*at)? else { continue };
+            let result = self.system.commit(&directory);
+            result.map_err(failed(place, "sync the file system"))?;
+            committed.insert(place.file_system);
         }
         Ok(())
     }

@@ -348,6 +348,21 @@ fn a_name_without_its_directory_is_none() {
 }
 
 #[test]
+fn a_directory_that_was_removed_after_an_incomplete_recovery_needs_nothing() {
+    let bed = bed_or_return!();
+    fs::create_dir(bed.path("gone")).unwrap();
+    bed.made("gone/file", "content", UNSEEN);
+    bed.lose("gone/file");
+    bed.made("kept", "content", UNSEEN);
+    bed.lose("kept");
+    assert!(bed.recover_with(OPTIONS).is_complete());
+    fs::remove_dir_all(bed.path("gone")).unwrap();
+    let outcome = bed.recover_with(OPTIONS);
+    assert!(outcome.is_complete(), "{:?}", outcome.failures);
+    bed.assert_names(&[("kept", "content")]);
+}
+
+#[test]
 fn a_directory_that_is_elsewhere_is_found() {
     let bed = bed_or_return!();
     fs::create_dir(bed.path("one")).unwrap();
