@@ -18,7 +18,7 @@ use std::io;
 
 use parking_lot::Mutex;
 
-use super::carry_out::{NOTE_BYTES, NameSystem, NamesDone, Naming, Notes};
+use super::carry_out::{Decision, NOTE_BYTES, NameSystem, NamesDone, Naming, Notes};
 use super::decide::{Decisions, Source};
 use super::extents::{Content, Extent};
 use super::failure::Failure;
@@ -367,12 +367,17 @@ impl<F: FileSystem> Context<'_, F> {
         // unknown after a failed write-back. Changes by a former recovery do not count: it noted
         // its decisions before.
         let ended_ns = plan.dates.ended_ns().or(self.options.booted_ns);
-        let ended_ns = ended_ns.filter(|_| !self.options.salvage);
-        let naming = Naming { plan: plan.names(), system, notes, ended_ns };
+        let begun = plan.files.iter().filter(|file| file.begun.is_some());
+        let begun = begun.map(|file| file.identity).collect();
+        let (dates, salvages) = (plan.dates, self.options.salvage);
+        let naming = Naming { plan: plan.names(), system, notes, dates, ended_ns, begun, salvages };
         match naming.decide() {
-            Ok((decisions, taken)) => {
+            Ok(Decision { decisions, taken, changed }) => {
                 self.find_damaged(plan, &decisions, outcome);
                 outcome.names.taken = taken;
+                for path in changed {
+                    outcome.stops_at(Failure::Changed { path }, self.options);
+                }
                 Some(Decided { naming, decisions })
             }
             Err(failure) => {

@@ -14,6 +14,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 
+use super::dates::Dates;
 use super::decide::{Decisions, DiskNames, Source};
 use super::failure::Failure;
 use super::named::{MadeFile, NamedFile, NamedPlan, Place};
@@ -46,11 +47,17 @@ pub trait NameSystem<File> {
     /// The system's error.
     fn links(&self, file: &File) -> io::Result<u64>;
 
-    /// Returns the ctime of an open directory.
+    /// Returns the ctime of an open file or directory.
     ///
     /// # Errors
     /// The system's error.
-    fn changed(&self, directory: &File) -> io::Result<Timestamp>;
+    fn changed(&self, file: &File) -> io::Result<Timestamp>;
+
+    /// Returns the time when bytes or size of an open file were last changed.
+    ///
+    /// # Errors
+    /// The system's error.
+    fn modified(&self, file: &File) -> io::Result<Timestamp>;
 
     /// Creates an empty file without a name, for a directory.
     ///
@@ -137,9 +144,24 @@ pub(super) struct Naming<'a, File> {
     pub(super) plan: &'a NamedPlan,
     pub(super) system: &'a dyn NameSystem<File>,
     pub(super) notes: &'a dyn Notes,
+    pub(super) dates: Dates,
     /// The latest time that the session may have left on the disk, in nanoseconds since 1970;
-    /// `None` if unknown or if salvaging.
+    /// `None` if unknown.
     pub(super) ended_ns: Option<i128>,
+    /// Files that a former recovery began to restore: their times may be its own.
+    pub(super) begun: BTreeSet<u64>,
+    /// Keep files that were changed since the session ended, and go on.
+    pub(super) salvages: bool,
+}
+
+/// The changes of names to carry out, and names that stay.
+#[derive(Debug, Default)]
+pub(super) struct Decision {
+    pub(super) decisions: Decisions<usize, u64>,
+    /// Names that cannot be set, because a file that the log does not know has them.
+    pub(super) taken: Vec<String>,
+    /// Names whose files were changed since the session ended, and stay.
+    pub(super) changed: Vec<String>,
 }
 
 /// The state of a plan's names on the disk.
@@ -177,6 +199,11 @@ impl Place {
     }
 }
 
+/// Returns a timestamp in nanoseconds since 1970.
+fn ns_of(time: Timestamp) -> i128 {
+    i128::from(time.s) * 1_000_000_000 + i128::from(time.ns)
+}
+
 /// Returns a function that converts an error of `doing` at `place` to a failure.
 fn failed<'p>(place: &'p Place, doing: &'static str) -> impl Fn(io::Error) -> Failure + use<'p> {
     move |source| match source.raw_os_error() {
@@ -190,18 +217,63 @@ fn failed<'p>(place: &'p Place, doing: &'static str) -> impl Fn(io::Error) -> Fa
 }
 
 impl<File> Naming<'_, File> {
-    /// Returns the decisions of a former recovery, or decides from the state of the disk. Also
-    /// returns the names that cannot be set. Changes nothing.
-    pub(super) fn decide(&self) -> Result<(Decisions<usize, u64>, Vec<String>), Failure> {
+    /// Returns the decisions of a former recovery, or decides from the state of the disk. Changes
+    /// nothing.
+    pub(super) fn decide(&self) -> Result<Decision, Failure> {
         if let Some(decisions) = self.decided() {
-            return Ok((decisions, Vec::new()));
+            return Ok(Decision { decisions, ..Decision::default() });
         }
-        let disk = self.look()?;
-        let decisions = self.plan.stories.decide(&disk);
-        self.refuse_changed(&disk)?;
+        let mut disk = self.look()?;
         let taken = (0..self.plan.places.len()).filter(|at| self.is_taken(*at, &disk));
         let taken = taken.map(|at| self.plan.places[at].name()).collect();
-        Ok((decisions, taken))
+        self.refuse_changed(&disk)?;
+        let mut changed = Vec::new();
+        loop {
+            let decisions = self.plan.stories.decide(&disk);
+            let Some(at) = self.newer(&disk, &decisions)? else {
+                return Ok(Decision { decisions, taken, changed });
+            };
+            let path = self.plan.places[at].name();
+            if !self.salvages {
+                return Err(Failure::Changed { path });
+            }
+            // The name stays, whatever follows from that for others.
+            disk.at[at] = Some(NOWHERE);
+            changed.push(path);
+        }
+    }
+
+    /// Returns the first name that would lose a file that was changed since the session ended. A
+    /// file that gets another name loses nothing.
+    fn newer(
+        &self,
+        disk: &OnDisk,
+        decisions: &Decisions<usize, u64>,
+    ) -> Result<Option<usize>, Failure> {
+        for at in decisions.names.keys() {
+            let Some(found) = disk.at(at).filter(|found| !self.begun.contains(found)) else {
+                continue;
+            };
+            if !decisions.files.contains_key(&found) {
+                let (place, Some(directory)) = self.directory_if_there(*at)? else { continue };
+                if self.is_newer(&directory, place)? {
+                    return Ok(Some(*at));
+                }
+            }
+        }
+        Ok(None)
+    }
+
+    /// Returns whether bytes or size of the file at `place` were changed since the session ended.
+    /// The ctime counts too, because a program of the session may have set the modification time.
+    fn is_newer(&self, directory: &File, place: &Place) -> Result<bool, Failure> {
+        let Some(ended_ns) = self.ended_ns else { return Ok(false) };
+        let times = self
+            .system
+            .open_at(directory, &place.name)
+            .and_then(|file| Ok((self.system.modified(&file)?, self.system.changed(&file)?)));
+        let (modified, changed) = times.map_err(failed(place, "look at a name"))?;
+        Ok(self.dates.is_from_outside(ns_of(modified).min(ns_of(changed)), ended_ns))
     }
 
     /// Returns the decisions of a former recovery, if the log has all parts.
@@ -272,7 +344,7 @@ impl<File> Naming<'_, File> {
     /// Fails if a file is missing and its directory was changed since the session ended. Such a
     /// file may have been removed, or may have to be created again.
     fn refuse_changed(&self, disk: &OnDisk) -> Result<(), Failure> {
-        let Some(ended_ns) = self.ended_ns else { return Ok(()) };
+        let Some(ended_ns) = self.ended_ns.filter(|_| !self.salvages) else { return Ok(()) };
         let stories = &self.plan.stories;
         let missing = self.plan.made.keys().filter(|file| {
             disk.links(file) == 0
@@ -280,9 +352,7 @@ impl<File> Naming<'_, File> {
                 && stories.last_names(file).next().is_some()
         });
         for at in missing.filter_map(|file| stories.made_at(file)) {
-            let changed = disk.changed[*at]
-                .map(|time| i128::from(time.s) * 1_000_000_000 + i128::from(time.ns));
-            if changed.is_some_and(|changed_ns| changed_ns > ended_ns) {
+            if disk.changed[*at].is_some_and(|changed| ns_of(changed) > ended_ns) {
                 return Err(Failure::Changed { path: self.plan.places[*at].name() });
             }
         }
@@ -368,7 +438,8 @@ impl<File> Naming<'_, File> {
         Ok(made)
     }
 
-    /// Sets names, then removes names. A name that another file has taken meanwhile stays.
+    /// Sets names, then removes names. A name stays that another file has taken meanwhile, or, when
+    /// salvaging, whose file was changed since the session ended.
     pub(super) fn set_names(
         &self,
         decisions: &Decisions<usize, u64>,
@@ -382,7 +453,7 @@ impl<File> Naming<'_, File> {
         }
         for (at, gets) in &decisions.names {
             if gets.is_none() {
-                self.remove(*at, done)?;
+                self.remove(decisions, *at, done)?;
             }
         }
         self.commit(decisions)?;
@@ -413,7 +484,7 @@ impl<File> Naming<'_, File> {
         let file = self.system.open_at(&home, &reserved).map_err(doing)?;
         match found {
             None => self.system.link(&file, &directory, &place.name).map_err(doing),
-            Some(found) if self.plan.stories.knows(&at, &found) => {
+            Some(found) if self.may_lose(decisions, (at, found), &directory)? => {
                 // A second reserved name lets the rename replace the old file in one step.
                 let second = [&reserved[..], b"-to"].concat();
                 if self.system.identity_at(&directory, &second).map_err(doing)?.is_some() {
@@ -430,11 +501,40 @@ impl<File> Naming<'_, File> {
         }
     }
 
-    fn remove(&self, at: usize, done: &mut NamesDone) -> Result<(), Failure> {
+    /// Returns whether the name may lose the file that was found there. Files that were changed
+    /// before the decisions were noted stopped them; this finds later changes. All files have been
+    /// restored by now, with their times, so the times are not from recovery.
+    ///
+    /// # Errors
+    /// The file was changed since the session ended, or the system's error.
+    fn may_lose(
+        &self,
+        decisions: &Decisions<usize, u64>,
+        (at, found): (usize, u64),
+        directory: &File,
+    ) -> Result<bool, Failure> {
+        let place = &self.plan.places[at];
+        if !self.plan.stories.knows(&at, &found) {
+            return Ok(false);
+        }
+        if decisions.files.contains_key(&found) || !self.is_newer(directory, place)? {
+            return Ok(true);
+        }
+        if self.salvages { Ok(false) } else { Err(Failure::Changed { path: place.name() }) }
+    }
+
+    fn remove(
+        &self,
+        decisions: &Decisions<usize, u64>,
+        at: usize,
+        done: &mut NamesDone,
+    ) -> Result<(), Failure> {
         let (place, Some(directory)) = self.directory_if_there(at)? else { return Ok(()) };
         let doing = |error| failed(place, "remove a name")(error);
         let found = self.system.identity_at(&directory, &place.name).map_err(doing)?;
-        if found.is_some_and(|found| self.plan.stories.knows(&at, &found)) {
+        if let Some(found) = found
+            && self.may_lose(decisions, (at, found), &directory)?
+        {
             self.system.unlink(&directory, &place.name).map_err(doing)?;
         }
         done.removed += 1;

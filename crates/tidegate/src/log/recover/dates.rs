@@ -133,7 +133,7 @@ impl Dates {
     /// Returns whether a process outside modified the file at `modified_ns`, if the session can
     /// have left no timestamp after `until_ns`. An interrupted recovery has left later ones, so
     /// changes after its start do not count.
-    pub(super) fn is_from_outside(&self, modified_ns: i128, until_ns: u64) -> bool {
+    pub(super) fn is_from_outside(&self, modified_ns: i128, until_ns: impl Into<i128>) -> bool {
         let recovery_ns = self.heartbeat.map_or(0, |beat| beat.recovery_ns);
         modified_ns > until_ns.into()
             && (recovery_ns == 0 || modified_ns < recovery_ns.saturating_sub(TICK_NS).into())

@@ -47,10 +47,16 @@ impl NameSystem<File> for LocalFiles {
         Ok(file.metadata()?.nlink())
     }
 
-    fn changed(&self, directory: &File) -> io::Result<Timestamp> {
-        let metadata = directory.metadata()?;
+    fn changed(&self, file: &File) -> io::Result<Timestamp> {
+        let metadata = file.metadata()?;
         let ns = u32::try_from(metadata.ctime_nsec()).unwrap_or(0);
         Ok(Timestamp { s: metadata.ctime(), ns })
+    }
+
+    fn modified(&self, file: &File) -> io::Result<Timestamp> {
+        let metadata = file.metadata()?;
+        let ns = u32::try_from(metadata.mtime_nsec()).unwrap_or(0);
+        Ok(Timestamp { s: metadata.mtime(), ns })
     }
 
     fn make(&self, directory: &File) -> io::Result<File> {

@@ -154,6 +154,24 @@ impl Bed {
         recover_pool(&self.pool(), &files, options, &|_| ()).unwrap().unwrap().outcome
     }
 
+    /// Recovers with these times of the session.
+    fn recover_dated(&self, dates: Dates, options: ApplyOptions) -> Outcome {
+        let (pool, files) = (self.pool(), LocalFiles::new().unwrap());
+        let (mut plan, unreadable_bytes) = plan_pool(&pool).unwrap();
+        plan.dates = dates;
+        let noting = (&pool as _, Some(&pool as _));
+        let plan = (&plan, unreadable_bytes);
+        apply_noting(plan, noting, &files, options, &|_| (), &mut || Ok(()))
+    }
+
+    /// Recovers until the decisions are noted.
+    fn note_decisions(&self) {
+        let files = LocalFiles::new().unwrap();
+        let files = Interrupted { files, calls_left: AtomicUsize::new(0) };
+        let stopped = recover_pool(&self.pool(), &files, OPTIONS, &|_| ()).unwrap().unwrap();
+        assert!(!stopped.outcome.is_complete());
+    }
+
     /// Recovers twice. The second recovery must change nothing.
     fn recover(&self) -> Outcome {
         let first = self.recover_with(OPTIONS);
@@ -189,6 +207,11 @@ impl Bed {
             found.iter().map(|(name, content)| (name.as_str(), content.as_str())).collect();
         assert_eq!(found, expected);
     }
+}
+
+/// Times of a session that ended long before any file of a test was changed.
+fn long_ago() -> Dates {
+    Dates::new(Some(Heartbeat { wall_ns: 1 << 40, ..Heartbeat::default() }))
 }
 
 macro_rules! bed_or_return {
@@ -273,21 +296,14 @@ fn a_directory_that_was_changed_since_the_session_stops_recovery() {
     let bed = bed_or_return!();
     bed.made("file", "content", SEEN);
     bed.lose("file");
-    let long_ago = Dates::new(Some(Heartbeat { wall_ns: 1 << 40, ..Heartbeat::default() }));
+    let long_ago = long_ago();
     // The session ended long before the directory was changed, or the log has no times. After a
     // failed write-back the boot is unknown.
     let booted_ns = Some(1 << 40);
     for (dates, booted_ns) in
         [(long_ago, booted_ns), (Dates::default(), booted_ns), (long_ago, None)]
     {
-        let options = ApplyOptions { booted_ns, ..OPTIONS };
-        let (mut plan, unreadable_bytes) = plan_pool(&bed.pool()).unwrap();
-        plan.dates = dates;
-        let (pool, files) = (bed.pool(), LocalFiles::new().unwrap());
-        let noting = (&pool as _, Some(&pool as _));
-        let begin = &mut || Ok(());
-        let plan = (&plan, unreadable_bytes);
-        let outcome = apply_noting(plan, noting, &files, options, &|_| (), begin);
+        let outcome = bed.recover_dated(dates, ApplyOptions { booted_ns, ..OPTIONS });
         let failures = &outcome.failures[..];
         assert!(matches!(failures, [Failure::Changed { .. }]), "{failures:?}");
     }
@@ -324,6 +340,44 @@ fn a_file_that_the_log_replaces_is_replaced_whatever_the_disk_has() {
         bed.recover();
         bed.assert_names(&[("old", "content")]);
     }
+}
+
+#[test]
+fn a_file_that_was_changed_since_the_session_is_neither_replaced_nor_removed() {
+    for (is_noted, is_unlinked) in [(false, false), (true, false), (false, true), (true, true)] {
+        let bed = bed_or_return!();
+        fs::write(bed.path("cfg"), b"old").unwrap();
+        let old = handle_of(File::open(bed.path("cfg")).unwrap()).unwrap();
+        let file = bed.made("tmp", "logged", UNSEEN);
+        bed.rename(file, "tmp", "cfg", Some(old));
+        if is_unlinked {
+            bed.record(file, &NameChange::Unlink { from: bed.at("cfg") }, 0);
+            bed.lose("tmp");
+        }
+        if is_noted {
+            bed.note_decisions();
+        }
+        fs::write(bed.path("cfg"), b"newer").unwrap();
+        let outcome = bed.recover_dated(long_ago(), OPTIONS);
+        let failures = &outcome.failures[..];
+        let [Failure::Changed { path }] = failures else { panic!("{failures:?}") };
+        assert_eq!((&path[..], fs::read(bed.path("cfg")).unwrap()), ("cfg", b"newer".to_vec()));
+        let salvaged = bed.recover_dated(long_ago(), ApplyOptions { salvage: true, ..OPTIONS });
+        assert!(salvaged.is_complete(), "{:?}", salvaged.failures);
+        assert_eq!(fs::read(bed.path("cfg")).unwrap(), b"newer");
+    }
+}
+
+#[test]
+fn a_file_with_a_later_time_that_the_session_set_is_replaced() {
+    let bed = bed_or_return!();
+    fs::write(bed.path("cfg"), b"old").unwrap();
+    let old = File::options().write(true).open(bed.path("cfg")).unwrap();
+    old.set_modified(std::time::SystemTime::now() + std::time::Duration::from_secs(60)).unwrap();
+    let file = bed.made("tmp", "logged", UNSEEN);
+    bed.rename(file, "tmp", "cfg", Some(handle_of(&old).unwrap()));
+    bed.recover();
+    bed.assert_names(&[("cfg", "logged")]);
 }
 
 #[test]
@@ -470,6 +524,10 @@ impl NameSystem<File> for Interrupted {
 
     fn links(&self, file: &File) -> io::Result<u64> {
         self.files.links(file)
+    }
+
+    fn modified(&self, file: &File) -> io::Result<Timestamp> {
+        self.files.modified(file)
     }
 
     fn changed(&self, directory: &File) -> io::Result<Timestamp> {
