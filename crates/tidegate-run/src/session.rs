@@ -98,7 +98,7 @@ impl<'a> Session<'a> {
     /// has ended the wait for that.
     ///
     /// # Errors
-    /// As for `program`, or if signals cannot be caught.
+    /// As for `program`.
     pub fn during<T>(self, program: impl FnOnce() -> Result<T>) -> Result<Finished<T>> {
         let (returned, farewell) = std::thread::scope(|scope| {
             let listener = scope.spawn(|| self.listen());

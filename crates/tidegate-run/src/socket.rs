@@ -209,7 +209,7 @@ impl Connection {
         self.receive_with(RecvFlags::DONTWAIT)
     }
 
-    /// Waits for the next message as [`receive`](Self::receive) does, but not longer than `timeout`.
+    /// Waits for the next message as [`receive`](Self::receive) does, but at most `timeout`.
     ///
     /// # Errors
     /// As for [`receive`](Self::receive), or `WouldBlock`.

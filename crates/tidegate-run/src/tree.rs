@@ -89,7 +89,7 @@ impl Tree {
     pub(crate) fn open_polled(&mut self) -> Vec<Pid> {
         let polled = self.polled.clone().into_iter();
         let opened: Vec<_> = polled.filter(|pid| self.open(*pid).is_ok()).collect();
-        opened.iter().for_each(|pid| drop(self.polled.remove(pid)));
+        self.polled.retain(|pid| !opened.contains(pid));
         opened
     }
 

@@ -12,6 +12,7 @@ use rustix::io::Errno;
 
 use super::areas::Areas;
 use super::disk::{self, folder_of};
+use super::facts::identity_of;
 use super::observe::Observer;
 use super::{BackingError, OpenBacking, Opening, Scheme};
 use crate::device::file::{FileDevice, FileOptions};
@@ -72,7 +73,7 @@ fn open(rest: &str, opening: &Opening<'_>) -> Result<OpenBacking, BackingError> 
             as_backing: true,
             // Logs and caches keep their writes until a flush succeeds.
             reopens: true,
-            identify: Some(|disk| disk::identify(disk).ok().flatten()),
+            identify: Some(|disk| identity_of(&disk::facts_of(disk).ok()?)),
             ..FileOptions::default()
         },
     )?;

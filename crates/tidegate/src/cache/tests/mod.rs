@@ -47,6 +47,7 @@ pub(super) const PAGES: u64 = 128;
 pub(super) const SHARDED: u64 = 5 * 2048;
 pub(super) const NO_THREAD: CacheDeviceOptions = CacheDeviceOptions {
     no_thread: true,
+    is_scheduled: false,
     clean_from_pct: None,
     keep_free: None,
     adopt_foreign: false,
