@@ -373,7 +373,8 @@ fn a_file_with_a_later_time_that_the_session_set_is_replaced() {
     let bed = bed_or_return!();
     fs::write(bed.path("cfg"), b"old").unwrap();
     let old = File::options().write(true).open(bed.path("cfg")).unwrap();
-    old.set_modified(std::time::SystemTime::now() + std::time::Duration::from_secs(60)).unwrap();
+    let modified = old.metadata().unwrap().modified().unwrap();
+    old.set_modified(modified + std::time::Duration::from_secs(60)).unwrap();
     let file = bed.made("tmp", "logged", UNSEEN);
     bed.rename(file, "tmp", "cfg", Some(handle_of(&old).unwrap()));
     bed.recover();
