@@ -223,7 +223,7 @@ fn before_a_device_as_fast_as_the_cache_writes_bypass_it_but_for_hits() {
     let device = TestDevice::new(1);
     let tier = transit(Policy::Transit, &device, 0);
     write(&tier, 1, 1, false).unwrap();
-    adapt_to(&tier, 500, 900);
+    adapt_to(&tier, 500, 700);
     assert_eq!(tier.core.mode_switch.mode(), WriteMode::Switching);
     tier.core.adapt_mode();
     assert_eq!(tier.core.mode_switch.mode(), WriteMode::Bypassing);
