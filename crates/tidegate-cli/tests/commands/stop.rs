@@ -21,10 +21,15 @@ fn serve(scene: &Scene, layer: &str, more: &[&str]) -> Server {
 }
 
 fn serve_by(scene: &Scene, args: &[&str]) -> Server {
+    Server::spawn(serving(scene, args).stderr(Stdio::piped()))
+}
+
+/// The command of a server of `scene`.
+fn serving(scene: &Scene, args: &[&str]) -> Command {
     let mut command = tidegate();
     command.arg("serve").arg(scene.pool());
     command.arg(format!("--nbd=unix:{}", scene.path("socket").display())).args(args);
-    Server::spawn(command.stderr(Stdio::piped()))
+    command
 }
 
 fn write_all(scene: &Scene, byte: u8) {
@@ -132,10 +137,8 @@ fn full_pipe() -> (PipeReader, PipeWriter) {
 fn a_standard_error_that_takes_nothing_delays_neither_a_stop_nor_an_answer() {
     let scene = Scene::new("cache");
     let (reader, writer) = full_pipe();
-    let mut command = tidegate();
-    command.arg("serve").arg(scene.pool()).arg(scene.backing("disk"));
-    command.arg(format!("--nbd=unix:{}", scene.path("socket").display()));
-    let server = Server::spawn(command.arg("--stop-timeout=900").stderr(writer));
+    let mut command = serving(&scene, &[&scene.backing("disk"), "--stop-timeout=900"]);
+    let server = Server::spawn(command.stderr(writer));
     drop(command);
     for _ in 0..3 {
         kill_process(server.pid(), Signal::USR1).unwrap();
@@ -154,11 +157,8 @@ fn a_standard_error_that_takes_nothing_delays_neither_a_stop_nor_an_answer() {
 fn a_standard_output_that_takes_nothing_is_within_the_deadline() {
     let scene = Scene::new("cache");
     let (reader, writer) = full_pipe();
-    let mut command = tidegate();
-    command.arg("serve").arg(scene.pool()).arg(scene.backing("disk"));
-    command.arg(format!("--nbd=unix:{}", scene.path("socket").display()));
-    command.arg("--stop-timeout=1").stdout(writer).stderr(Stdio::piped());
-    let server = command.spawn().unwrap();
+    let mut command = serving(&scene, &[&scene.backing("disk"), "--stop-timeout=1"]);
+    let server = command.stdout(writer).stderr(Stdio::piped()).spawn().unwrap();
     drop(command);
     while !scene.path("socket").exists() {
         std::thread::yield_now();
@@ -176,9 +176,7 @@ fn a_standard_output_that_takes_nothing_is_within_the_deadline() {
 fn data_that_stays_in_the_pool_is_told_where_nothing_can_be_printed() {
     let scene = Scene::new("cache");
     let printed = std::fs::File::create_new(scene.path("printed")).unwrap();
-    let mut command = tidegate();
-    command.arg("serve").arg(scene.pool()).args([&scene.backing("disk"), "--mode=wb"]);
-    command.arg(format!("--nbd=unix:{}", scene.path("socket").display()));
+    let mut command = serving(&scene, &[&scene.backing("disk"), "--mode=wb"]);
     let server = command.stdout(printed).stderr(Stdio::piped()).spawn().unwrap();
     while !std::fs::read_to_string(scene.path("printed")).unwrap().ends_with("ready\n") {
         std::thread::yield_now();

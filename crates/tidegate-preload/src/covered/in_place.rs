@@ -6,15 +6,13 @@
 //!
 //! Entry point: [`is_overwritten_in_place`].
 
-use std::ffi::{CStr, c_int};
+use std::ffi::c_int;
 
 use tidegate::log::cover;
 
+use crate::state::extended::CAPABILITY;
 use crate::state::files::Seen;
 use crate::sys::query;
-
-/// The extended attribute that has a file's capability.
-pub(super) const CAPABILITY: &CStr = c"security.capability";
 
 /// Returns whether an overwrite of the file of `fd`, which was `seen`, changes its bytes and times
 /// alone.

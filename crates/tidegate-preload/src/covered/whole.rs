@@ -8,9 +8,8 @@ use tidegate::log::cover::{self, FileFacts, MADE_BYTES_MAX};
 use tidegate::log::{Attributes, FileGuard, Make};
 
 use super::Open;
-use super::in_place::CAPABILITY;
 use crate::state::descriptors::WRITE_ONLY;
-use crate::state::extended::Extended;
+use crate::state::extended::{CAPABILITY, Extended};
 use crate::state::extents;
 use crate::state::files::Seen;
 use crate::state::parents::{Parent, timestamp};

@@ -9,6 +9,9 @@ use tidegate::log::put_extended;
 use crate::sys::page::Page;
 use crate::sys::query;
 
+/// The extended attribute that has a file's capability.
+pub(crate) const CAPABILITY: &CStr = c"security.capability";
+
 /// All extended attributes of a file.
 pub(crate) struct Extended {
     /// The attributes in the form of records.

@@ -235,32 +235,34 @@ pub(crate) fn set_own_descriptors() {
     APART.set(Apart::OwnDescriptors);
 }
 
-/// The notes of a thread before `vfork`, in one register: [`Apart`], the number of its holders from
-/// bit 8 on, and that of its signal handlers from bit 32 on. The child runs on the memory of the
-/// thread, and may be killed at any moment.
+/// The notes of a thread before `vfork`. The child runs on the memory of the thread, and may be
+/// killed at any moment. They fit into a register, which is not in that memory.
 #[derive(Clone, Copy)]
-#[repr(transparent)]
-pub(crate) struct BeforeVfork(u64);
+#[repr(C)]
+pub(crate) struct BeforeVfork {
+    holders: u32,
+    /// The number of signal handlers that run: any number from 1 on means the same.
+    handlers: u16,
+    apart: Apart,
+}
+
+const _: () = assert!(size_of::<BeforeVfork>() == size_of::<u64>());
 
 /// Notes that the calling thread is a child of `vfork`. To be called in the parent.
 pub(crate) fn become_vfork_child() -> BeforeVfork {
-    let apart = APART.replace(Apart::VforkChild) as u8;
-    let (holders, handlers) = (HOLDERS_HERE.get() & HOLDERS_MOST, signals::handlers());
+    let apart = APART.replace(Apart::VforkChild);
+    let handlers = u16::try_from(signals::handlers()).unwrap_or(u16::MAX);
     log::after_fork();
-    BeforeVfork(u64::from(apart) | u64::from(holders) << 8 | u64::from(handlers) << 32)
+    BeforeVfork { holders: HOLDERS_HERE.get(), handlers, apart }
 }
 
 /// Notes that the child of `vfork` has called `exec` or ended, or that none was made. To be called
 /// in the parent. If the child was killed, its operations have not ended.
-pub(crate) fn end_vfork_child(BeforeVfork(before): BeforeVfork) {
-    let [apart, ..] = before.to_le_bytes();
-    let was = |state: &Apart| *state as u8 == apart;
-    let all = [Apart::No, Apart::VforkChild, Apart::OwnDescriptors];
-    APART.set(all.into_iter().find(was).unwrap_or(Apart::No));
-    let holders = u32::try_from(before >> 8 & u64::from(HOLDERS_MOST)).unwrap_or(0);
-    let left = HOLDERS_HERE.replace(holders).wrapping_sub(holders);
+pub(crate) fn end_vfork_child(before: BeforeVfork) {
+    APART.set(before.apart);
+    let left = HOLDERS_HERE.replace(before.holders).wrapping_sub(before.holders);
     HOLDERS.fetch_sub(left, Ordering::SeqCst);
-    signals::forget_child(u32::try_from(before >> 32).unwrap_or(0));
+    signals::forget_child(before.handlers.into());
     log::after_fork();
 }
 
@@ -312,11 +314,8 @@ static HOLDERS: AtomicU32 = AtomicU32::new(0);
 /// Timeout of [`give_up`] for the next change of [`HOLDERS`].
 const HOLDER_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// No thread has more [`Holder`]s than a few, one inside the other.
-const HOLDERS_MOST: u32 = 0xff_ffff;
-
 thread_local! {
-    /// Number of the thread's [`Holder`]s, at most [`HOLDERS_MOST`].
+    /// Number of the thread's [`Holder`]s.
     static HOLDERS_HERE: Cell<u32> = const { Cell::new(0) };
 }
 

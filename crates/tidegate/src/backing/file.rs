@@ -15,12 +15,10 @@ use super::disk::{self, folder_of};
 use super::facts::identity_of;
 use super::observe::Observer;
 use super::{BackingError, OpenBacking, Opening, Scheme};
+use crate::device::BLOCK_BYTES_MIN;
 use crate::device::file::{FileDevice, FileOptions};
 use crate::opening::{self, Expected};
 use crate::pool::{Glance, glance};
-
-/// The smallest block in bytes.
-const BLOCK_BYTES_MIN: u64 = 512;
 
 /// `file:PATH`, `file:///PATH` or a plain path.
 pub(super) static FILE: Scheme = Scheme {
@@ -110,17 +108,18 @@ fn expect_writable(file: &File, rest: &str) -> Result<(), BackingError> {
 /// Returns the reason.
 fn expect_whole_blocks(file: &File, found: Glance) -> Result<(), String> {
     let size = file.metadata().map_or(0, |it| it.len());
-    if size < BLOCK_BYTES_MIN || size.is_multiple_of(BLOCK_BYTES_MIN) {
+    let least = u64::from(BLOCK_BYTES_MIN);
+    if size < least || size.is_multiple_of(least) {
         return Ok(());
     }
     let cure = match found {
         Glance::Unknown(content) if content.is_disk_image() => {
-            let grown = size.next_multiple_of(BLOCK_BYTES_MIN);
+            let grown = size.next_multiple_of(least);
             format!("its last bytes are in no block, `truncate -s {grown}` makes it one")
         }
         _ => "it is no image of a disk in whole blocks".into(),
     };
-    Err(format!("it has {size} bytes, expected a multiple of {BLOCK_BYTES_MIN}: {cure}"))
+    Err(format!("it has {size} bytes, expected a multiple of {least}: {cure}"))
 }
 
 /// Returns the block size to use, unless it is the device's own, and the sector size of the GPT on

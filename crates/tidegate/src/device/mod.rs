@@ -176,9 +176,12 @@ fn check_block_bytes(block_bytes: u32) -> Result<()> {
     ))
 }
 
+/// The smallest block in bytes.
+pub(crate) const BLOCK_BYTES_MIN: u32 = 512;
+
 /// Returns whether `block_bytes` is a power of two from 512 to 4096.
 pub(crate) fn is_block_bytes(block_bytes: u32) -> bool {
-    block_bytes.is_power_of_two() && (512..=4096).contains(&block_bytes)
+    block_bytes.is_power_of_two() && (BLOCK_BYTES_MIN..=4096).contains(&block_bytes)
 }
 
 /// Options of a write.

@@ -1,7 +1,7 @@
 //! Judges the program that a name stands for: whether it will have the library, and why not.
 #![allow(unsafe_code)] // system calls
 
-use std::ffi::{CStr, c_char, c_int, c_long};
+use std::ffi::{CStr, c_int, c_long};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use tidegate::log::ProgramVersion;
@@ -9,6 +9,7 @@ use tidegate::log::cover::Cause;
 use tidegate_interpose::image::{self, HEAD_BYTES, Image};
 use tidegate_interpose::own_calls;
 
+use crate::state::extended::CAPABILITY;
 use crate::state::process::{self, Attached};
 use crate::state::record_locks::{self, Unlocked};
 use crate::state::{objects, supervisor};
@@ -241,10 +242,7 @@ fn number(call: c_long) -> u64 {
 }
 
 fn has_capabilities(opened: &Opened) -> bool {
-    let name: *const c_char = c"security.capability".as_ptr();
-    let arguments = words![opened.number(), name, std::ptr::null::<u8>(), 0_usize];
-    // SAFETY: a terminated name, and no memory for the value: the kernel returns its size.
-    unsafe { query::call(libc::SYS_fgetxattr, arguments) }.is_ok()
+    query::fgetxattr(opened.number(), CAPABILITY, &mut []).is_ok()
 }
 
 #[cfg(test)]

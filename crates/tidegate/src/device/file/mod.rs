@@ -199,7 +199,7 @@ fn geometry_of(file: &File, path: &Path, options: &FileOptions) -> Result<Geomet
     super::check_block_bytes(block_bytes)?;
     // Seeks to the end, because the metadata of a block device has no length.
     let size = rustix::fs::seek(file, rustix::fs::SeekFrom::End(0)).map_err(os)?;
-    if options.as_backing && size >= BLOCK_BYTES_MIN {
+    if options.as_backing && size >= super::BLOCK_BYTES_MIN.into() {
         block_bytes = whole_block_bytes(size, block_bytes).ok_or_else(|| {
             let context = format!(
                 "{path} has {size} bytes, expected a multiple of 512: its last bytes are in no block"
@@ -219,11 +219,10 @@ fn geometry_of(file: &File, path: &Path, options: &FileOptions) -> Result<Geomet
 /// Returns the largest block size up to `most_bytes` that divides `size`.
 fn whole_block_bytes(size: u64, most_bytes: u32) -> Option<u32> {
     let smaller = std::iter::successors(Some(most_bytes), |it| Some(it / 2));
-    let mut fitting = smaller.take_while(|it| u64::from(*it) >= BLOCK_BYTES_MIN);
+    let mut fitting = smaller.take_while(|it| *it >= super::BLOCK_BYTES_MIN);
     fitting.find(|it| size.is_multiple_of((*it).into()))
 }
 
-const BLOCK_BYTES_MIN: u64 = 512;
 /// One request of this size keeps a disk busy without holding its queue for long.
 const PREFERRED_BYTES: u32 = 64 << 10;
 

@@ -437,11 +437,11 @@ fn flushes_that_the_kernel_fails_lose_the_writes_before_them() {
 struct LoopDisk(String);
 
 impl LoopDisk {
-    /// Returns `None` if this system lets the test make none.
-    fn attach(file: &Path) -> Option<Self> {
-        let made = Command::new("losetup").args(["--find", "--show"]).arg(file).output().ok()?;
-        let name = String::from_utf8(made.stdout).unwrap();
-        made.status.success().then(|| Self(name.trim().to_owned()))
+    fn attach(file: &Path) -> Self {
+        let made = Command::new("losetup").args(["--find", "--show"]).arg(file).output();
+        let made = made.expect("losetup is installed");
+        assert!(made.status.success(), "{}", String::from_utf8_lossy(&made.stderr));
+        Self(String::from_utf8(made.stdout).unwrap().trim().to_owned())
     }
 }
 
@@ -464,8 +464,8 @@ fn number_on(disk: &File) -> Option<u64> {
     Some(u64::from_le_bytes(number)).filter(|number| *number != 0)
 }
 
-/// Makes disks with the `numbers`, if this system lets the test make disks.
-fn loop_disks(dir: &Path, numbers: &[u64]) -> Option<Vec<LoopDisk>> {
+/// Makes disks with the `numbers`.
+fn loop_disks(dir: &Path, numbers: &[u64]) -> Vec<LoopDisk> {
     let with_number = |(index, number): (usize, &u64)| {
         let path = dir.join(index.to_string());
         let mut bytes = vec![0; 1 << 20];
@@ -479,7 +479,7 @@ fn loop_disks(dir: &Path, numbers: &[u64]) -> Option<Vec<LoopDisk>> {
 #[test]
 fn a_disk_that_is_attached_again_is_known_by_its_identity_and_has_lost_unflushed_writes() {
     let dir = tempfile::tempdir().unwrap();
-    let Some(disks) = loop_disks(dir.path(), &[7, 8, 0, 7]) else { return };
+    let disks = loop_disks(dir.path(), &[7, 8, 0, 7]);
     let link = dir.path().join("disk");
     plug_in(&disks[0], &link);
     let options = FileOptions { identify: Some(number_on), ..options(Transfer::Buffered) };
@@ -505,7 +505,7 @@ fn a_disk_that_is_attached_again_is_known_by_its_identity_and_has_lost_unflushed
 #[test]
 fn a_disk_without_an_identity_is_not_taken_back_under_another_number() {
     let dir = tempfile::tempdir().unwrap();
-    let Some(disks) = loop_disks(dir.path(), &[0, 0]) else { return };
+    let disks = loop_disks(dir.path(), &[0, 0]);
     let link = dir.path().join("disk");
     for identify in [None, Some(number_on as fn(&File) -> Option<u64>)] {
         plug_in(&disks[0], &link);

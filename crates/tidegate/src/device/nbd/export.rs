@@ -4,14 +4,12 @@ use super::error::NbdError;
 use super::protocol::export_flag::{
     READ_ONLY, SEND_FAST_ZERO, SEND_FLUSH, SEND_FUA, SEND_TRIM, SEND_WRITE_ZEROES,
 };
-use crate::device::{Geometry, is_block_bytes};
+use crate::device::{BLOCK_BYTES_MIN, Geometry, is_block_bytes};
 
 /// Most bytes of one request, which every server accepts; less if the server's limit is lower.
 pub(super) const REQUEST_BYTES_MAX: u32 = 32 << 20;
 /// Most bytes of a write of zeroes as data.
 const ZEROES_BYTES_MAX: u32 = 1 << 20;
-/// Smallest block in bytes.
-const BLOCK_BYTES_MIN: u32 = 512;
 /// The block sizes of a server that does not state them.
 const UNTOLD: (u32, u32, u32) = (1, 4096, REQUEST_BYTES_MAX);
 
