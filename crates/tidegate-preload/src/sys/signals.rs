@@ -303,20 +303,27 @@ mod tests {
         set_mask(before);
     }
 
-    /// The child of `vfork` is killed in operations, and in a handler.
+    /// The child of `vfork` is killed in an operation that defers signals, or in one that blocks
+    /// them because a handler runs.
     #[test]
     fn operations_of_a_killed_child_of_vfork_are_over() {
         let before = set_mask(0);
         begin_handling();
-        let child = process::become_vfork_child();
-        assert!(deliver(libc::SIGCONT).0.is_some());
-        std::mem::forget((Holding::new(), SignalsBlocked::deferred()));
-        process::end_vfork_child(child);
-        assert!(!process::Holder::is_here() && !process::is_apart());
-        let deferred = SignalsBlocked::deferred();
-        assert!(deferred.way == Way::Defers);
-        drop(deferred);
-        assert!(deliver(libc::SIGCONT).0.is_some());
+        for is_in_handler in [false, true] {
+            let child = process::become_vfork_child();
+            assert!(!is_in_handler || deliver(libc::SIGCONT).0.is_some());
+            std::mem::forget((Holding::new(), SignalsBlocked::deferred()));
+            process::end_vfork_child(child);
+            // The mask of the child is not that of its parent.
+            set_mask(0);
+            assert!(!process::Holder::is_here() && !process::is_apart());
+            let deferred = SignalsBlocked::deferred();
+            assert!(deferred.way == Way::Defers && deliver(libc::SIGCONT).0.is_none());
+            drop(deferred);
+            assert_eq!(set_mask(0), 0, "its end lets signals through");
+            let interrupted = deliver(libc::SIGCONT).0.expect("no operation is left");
+            end_handler(interrupted);
+        }
         set_mask(before);
     }
 
