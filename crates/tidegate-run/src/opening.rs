@@ -17,7 +17,7 @@ use rustix::fs::FlockOperation;
 use rustix::time::{ClockId, Timespec, clock_gettime};
 use tidegate::log::recover::{
     ApplyOptions, Failure, LocalFiles, NamesDone, Outcome, Progress, Recovered, plan_pool,
-    recover_pool,
+    recover_pool, remove_reserved,
 };
 use tidegate::log::{
     CLOSED, CONTROL_BYTES, Log, LogError, LogOptions, LogPool, NO_BOOT, Ring, Scanner,
@@ -337,6 +337,9 @@ pub fn discard(path: &Path, tell: impl FnOnce(&str) -> Result<()>) -> Result<boo
         let (files, size) = (plan.files().len(), Size { bytes: plan.data_bytes() });
         let lost = lost(unreadable_bytes);
         tell(&format!("{size} of data of {files} files{lost}"))?;
+    }
+    if let Ok(files) = LocalFiles::new() {
+        remove_reserved(&pool, &plan, &files);
     }
     pool.set_session(CLOSED)?;
     let ring_bytes = pool.ring_bytes();

@@ -4,8 +4,8 @@
 //! 1. Recovery looks at all files before it changes one. A failure that requires a decision about
 //!    the log, such as damage, stops recovery there: a person finds all files as the crash left
 //!    them.
-//! 2. A file that cannot be recovered for another reason is left, and holds back only files that
-//!    names bind to it. The log keeps its records, and notes that the other files are restored: the
+//! 2. A file that cannot be recovered for another reason is left, and holds back only its group of
+//!    names. The log keeps its records, and notes that the other files are restored: the
 //!    next recovery writes to none of these.
 //! 3. A removed file needs nothing, unless the log has records of its names.
 //! 4. The handle identifies a file, its path never does.
@@ -24,6 +24,7 @@ use super::extents::{Content, Extent};
 use super::failure::Failure;
 use super::finding::{Finding, Findings};
 use super::gather::gather;
+use super::groups::Failing;
 use super::log_data::LogData;
 use super::parallel;
 use super::plan::{FilePlan, Plan};
@@ -254,7 +255,7 @@ struct Survey<'p> {
 /// The changes of names to carry out.
 struct Decided<'a, File> {
     naming: Naming<'a, File>,
-    decisions: Decisions<usize, u64>,
+    decision: Decision,
 }
 
 /// Counts copied bytes and reports the progress to the caller.
@@ -370,21 +371,16 @@ impl<F: FileSystem> Context<'_, F> {
         let begun = plan.files.iter().filter(|file| file.begun.is_some());
         let begun = begun.map(|file| file.identity).collect();
         let (dates, salvages) = (plan.dates, self.options.salvage);
-        let naming = Naming { plan: plan.names(), system, notes, dates, ended_ns, begun, salvages };
-        match naming.decide() {
-            Ok(Decision { decisions, taken, changed }) => {
-                self.find_damaged(plan, &decisions, outcome);
-                outcome.names.taken = taken;
-                for path in changed {
-                    outcome.stops_at(Failure::Changed { path }, self.options);
-                }
-                Some(Decided { naming, decisions })
-            }
-            Err(failure) => {
-                outcome.failures.push(failure);
-                None
-            }
+        let naming = Naming::of(plan.names(), system, notes);
+        let naming = Naming { dates, ended_ns, begun, salvages, ..naming };
+        let mut decision = naming.decide();
+        self.find_damaged(plan, &decision.decisions, outcome);
+        outcome.names.taken = std::mem::take(&mut decision.taken);
+        for failure in std::mem::take(&mut decision.given_up) {
+            outcome.stops_at(failure, self.options);
         }
+        outcome.failures.append(&mut decision.failures);
+        Some(Decided { naming, decision })
     }
 
     /// Reports damaged records of files that are to be created again.
@@ -407,8 +403,8 @@ impl<F: FileSystem> Context<'_, F> {
         (notes, begin): (Option<&dyn Notes>, &mut dyn FnMut() -> io::Result<()>),
         outcome: &mut Outcome,
     ) -> Result<(), Failure> {
-        if let Some(Decided { naming, decisions }) = decided {
-            naming.note(decisions)?;
+        if let Some(Decided { naming, decision }) = decided {
+            naming.note(decision)?;
         }
         let is_noted = notes.is_some_and(|notes| note_saved(plan, &due, notes).is_ok());
         if let Some(notes) = notes.filter(|_| !is_noted) {
@@ -418,15 +414,17 @@ impl<F: FileSystem> Context<'_, F> {
         if !is_noted || self.options.booted_ns.is_none() {
             begin().map_err(Failure::Log)?;
         }
-        let reserved = decided.map_or(Ok(()), |decided| self.reserve(plan, decided, outcome));
+        let mut failing = Failing::default();
+        if let Some(decided) = decided {
+            self.reserve(plan, decided, &mut failing, outcome);
+        }
         let restored = self.restore_all(&due, &mut left, outcome);
-        // If a file is left, setting names could replace a whole file by an unrestored one.
-        let are_ready = !left.iter().any(|identity| plan.names().files.contains_key(identity));
-        let named = match (reserved, decided) {
-            (Ok(()), Some(decided)) if are_ready => set_names(decided, outcome),
-            (reserved, _) => reserved,
-        };
-        outcome.failures.extend(named.err());
+        if let Some(Decided { naming, decision }) = decided {
+            // If a file is left, its names could replace a whole file by an unrestored one.
+            naming.leave(&left, &mut failing);
+            naming.set_names(decision, &mut failing, &mut outcome.names);
+        }
+        outcome.failures.append(&mut failing.failures);
         match notes.filter(|_| !outcome.is_complete()) {
             Some(notes) => note_restored(&restored, notes),
             None => Ok(()),
@@ -437,16 +435,14 @@ impl<F: FileSystem> Context<'_, F> {
     fn reserve(
         &self,
         plan: &Plan,
-        Decided { naming, decisions }: &Decided<'_, F::File>,
+        Decided { naming, decision }: &Decided<'_, F::File>,
+        failing: &mut Failing,
         outcome: &mut Outcome,
-    ) -> Result<(), Failure> {
-        if !naming.is_done() {
-            let fill = |identity, file: &F::File| self.fill_made(plan, identity, file);
-            let made = naming.reserve(decisions, &fill)?;
-            outcome.names.made = made;
-            outcome.files_gone = outcome.files_gone.saturating_sub(made);
-        }
-        Ok(())
+    ) {
+        let fill = |identity, file: &F::File| self.fill_made(plan, identity, file);
+        let made = naming.reserve(decision, failing, &fill);
+        outcome.names.made = made;
+        outcome.files_gone = outcome.files_gone.saturating_sub(made);
     }
 
     /// Writes content and attributes of the file with this identity to a new file, durably.
@@ -705,17 +701,6 @@ enum Restored {
     /// It could not be opened for writing, and was already as it must be.
     Whole,
     Gone,
-}
-
-/// Sets the names, then removes the reserved ones.
-fn set_names<File>(
-    Decided { naming, decisions }: &Decided<'_, File>,
-    outcome: &mut Outcome,
-) -> Result<(), Failure> {
-    if !naming.is_done() {
-        naming.set_names(decisions, &mut outcome.names)?;
-    }
-    naming.release(decisions)
 }
 
 /// Notes the attributes of the files that recovery is about to change, unless noted before.

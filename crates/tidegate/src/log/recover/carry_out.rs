@@ -2,14 +2,16 @@
 //!
 //! Rule B8 of docs/decisions/run-logs-what-was-synced.md, stage B. This order lets the next
 //! recovery complete one that was interrupted anywhere:
-//! 1. The decisions are in the pool before the first file is changed, because the steps below
-//!    change the facts that they are based on.
+//! 1. The decisions on a group of names are in the pool before the group is changed,
+//!    because the steps below change the facts that they are based on. They change no fact that the
+//!    decisions on another group are based on, so that a later recovery may decide on that one.
 //! 2. Each file that gets names has a *reserved* name, in the directory of its first new name. A
 //!    file that is created again gets its reserved name once it is whole and durable. So no file is
 //!    without a name while others change, and none is visible half made.
 //! 3. All names are set before one is removed. Each step checks whether it was done.
-//! 4. The pool notes that all steps are done before the reserved names are removed: without its
-//!    reserved name a file could not be found again.
+//! 4. The pool notes the groups whose steps are done before their reserved names are removed:
+//!    without its reserved name a file could not be found again. The notes add up, so each is whole
+//!    by itself. A later recovery changes no name of these groups: programs may have changed them.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
@@ -17,7 +19,8 @@ use std::io;
 use super::dates::Dates;
 use super::decide::{Decisions, DiskNames, Source};
 use super::failure::Failure;
-use super::named::{MadeFile, NamedFile, NamedPlan, Place};
+use super::groups::{Failing, Groups};
+use super::named::{BATCH_SHIFT, MadeFile, NamedFile, NamedPlan, Place};
 use crate::log::pool::names::Timestamp;
 use crate::log::{FileSystemId, RecordKind};
 
@@ -142,6 +145,7 @@ pub struct NamesDone {
 /// The names of a plan and their file systems.
 pub(super) struct Naming<'a, File> {
     pub(super) plan: &'a NamedPlan,
+    pub(super) groups: Groups,
     pub(super) system: &'a dyn NameSystem<File>,
     pub(super) notes: &'a dyn Notes,
     pub(super) dates: Dates,
@@ -158,10 +162,20 @@ pub(super) struct Naming<'a, File> {
 #[derive(Debug, Default)]
 pub(super) struct Decision {
     pub(super) decisions: Decisions<usize, u64>,
+    /// The groups that are decided.
+    groups: BTreeSet<usize>,
+    /// The groups among them that need nothing more: carried out by a former recovery, or given up.
+    done: BTreeSet<usize>,
+    /// The groups among them that no former recovery has decided.
+    new: BTreeSet<usize>,
+    /// The number of the batch of the new groups.
+    batch: u64,
     /// Names that cannot be set, because a file that the log does not know has them.
     pub(super) taken: Vec<String>,
-    /// Names whose files were changed since the session ended, and stay.
-    pub(super) changed: Vec<String>,
+    /// The failures that are passed over when salvaging.
+    pub(super) given_up: Vec<Failure>,
+    /// The causes why other groups are not decided.
+    pub(super) failures: Vec<Failure>,
 }
 
 /// The state of a plan's names on the disk.
@@ -192,6 +206,13 @@ impl DiskNames<usize, u64> for OnDisk {
     }
 }
 
+impl Decision {
+    /// Returns whether names of the group are to be changed.
+    fn is_due(&self, group: usize, failing: &Failing) -> bool {
+        self.groups.contains(&group) && !self.done.contains(&group) && !failing.has(group)
+    }
+}
+
 impl Place {
     /// Returns the name for messages.
     pub(super) fn name(&self) -> String {
@@ -216,52 +237,151 @@ fn failed<'p>(place: &'p Place, doing: &'static str) -> impl Fn(io::Error) -> Fa
     }
 }
 
-impl<File> Naming<'_, File> {
-    /// Returns the decisions of a former recovery, or decides from the state of the disk. Changes
-    /// nothing.
-    pub(super) fn decide(&self) -> Result<Decision, Failure> {
-        if let Some(decisions) = self.decided() {
-            return Ok(Decision { decisions, ..Decision::default() });
-        }
-        let mut disk = self.look()?;
-        let taken = (0..self.plan.places.len()).filter(|at| self.is_taken(*at, &disk));
-        let taken = taken.map(|at| self.plan.places[at].name()).collect();
-        self.refuse_changed(&disk)?;
-        let mut changed = Vec::new();
-        loop {
-            let decisions = self.plan.stories.decide(&disk);
-            let Some(at) = self.newer(&disk, &decisions)? else {
-                return Ok(Decision { decisions, taken, changed });
-            };
-            let path = self.plan.places[at].name();
-            if !self.salvages {
-                return Err(Failure::Changed { path });
-            }
-            // The name stays, whatever follows from that for others.
-            disk.at[at] = Some(NOWHERE);
-            changed.push(path);
+impl<'a, File> Naming<'a, File> {
+    /// Makes the naming of a plan, without times of the session.
+    pub(super) fn of(
+        plan: &'a NamedPlan,
+        system: &'a dyn NameSystem<File>,
+        notes: &'a dyn Notes,
+    ) -> Self {
+        Self {
+            plan,
+            groups: Groups::of(plan),
+            system,
+            notes,
+            dates: Dates::default(),
+            ended_ns: None,
+            begun: BTreeSet::new(),
+            salvages: false,
         }
     }
 
-    /// Returns the first name that would lose a file that was changed since the session ended. A
-    /// file that gets another name loses nothing.
-    fn newer(
-        &self,
-        disk: &OnDisk,
-        decisions: &Decisions<usize, u64>,
-    ) -> Result<Option<usize>, Failure> {
-        for at in decisions.names.keys() {
-            let Some(found) = disk.at(at).filter(|found| !self.begun.contains(found)) else {
+    /// Removes all reserved names of former recoveries, for a log that is given up.
+    pub(super) fn release_all(&self) {
+        self.release(&self.noted().decisions, &mut Failing::default());
+    }
+
+    /// Decides from the state of the disk on the groups that no former recovery has decided. A
+    /// group that cannot be decided now holds no other back. Changes nothing.
+    pub(super) fn decide(&self) -> Decision {
+        let (mut decision, mut failing) = (self.noted(), Failing::default());
+        let undecided: BTreeSet<usize> =
+            self.groups.all().difference(&decision.groups).copied().collect();
+        self.leave_gone(&mut decision, &mut failing);
+        if !undecided.is_empty() {
+            self.decide_on(&undecided, &mut decision, &mut failing);
+        }
+        decision.failures = failing.failures;
+        decision
+    }
+
+    /// Gives up the groups that a former recovery decided on, and of which a directory was removed
+    /// since. Such a group fails, unless salvaging.
+    fn leave_gone(&self, decision: &mut Decision, failing: &mut Failing) {
+        let due = self.part(&decision.decisions, |group| !decision.done.contains(&group));
+        for at in due.names.iter().filter_map(|(at, gets)| gets.and(Some(*at))) {
+            let group = self.groups.of_name(at);
+            if !matches!(self.directory_if_there(at), Ok((_, None))) {
                 continue;
-            };
-            if !decisions.files.contains_key(&found) {
-                let (place, Some(directory)) = self.directory_if_there(*at)? else { continue };
-                if self.is_newer(&directory, place)? {
-                    return Ok(Some(*at));
+            }
+            let failure = Failure::NoDirectory { path: self.plan.places[at].name() };
+            if self.salvages {
+                decision.done.insert(group);
+                decision.given_up.push(failure);
+            } else {
+                decision.groups.remove(&group);
+                failing.add(group, failure);
+            }
+        }
+    }
+
+    /// Decides on groups that no former recovery has decided.
+    fn decide_on(
+        &self,
+        undecided: &BTreeSet<usize>,
+        decision: &mut Decision,
+        failing: &mut Failing,
+    ) {
+        let mut disk = self.look(undecided, failing);
+        let taken = (0..self.plan.places.len()).filter(|at| self.is_taken(*at, &disk));
+        decision.taken = taken.map(|at| self.plan.places[at].name()).collect();
+        for at in self.missing_of_changed(&disk) {
+            let failure = Failure::Removed { path: self.plan.places[at].name() };
+            if self.salvages {
+                decision.given_up.push(failure);
+            } else {
+                failing.add(self.groups.of_name(at), failure);
+            }
+        }
+        let new = self.decide_keeping(undecided, &mut disk, failing, &mut decision.given_up);
+        decision.new = undecided.iter().copied().filter(|group| !failing.has(*group)).collect();
+        decision.groups.extend(&decision.new);
+        decision.decisions.names.extend(new.names);
+        decision.decisions.files.extend(new.files);
+    }
+
+    /// Decides on these groups without the failing ones. A name that would lose a file that was
+    /// changed since the session ended fails its group, or stays if salvaging.
+    fn decide_keeping(
+        &self,
+        groups: &BTreeSet<usize>,
+        disk: &mut OnDisk,
+        failing: &mut Failing,
+        given_up: &mut Vec<Failure>,
+    ) -> Decisions<usize, u64> {
+        loop {
+            let is_due = |group| groups.contains(&group) && !failing.has(group);
+            let decisions = self.part(&self.plan.stories.decide(disk), is_due);
+            let newer = self.newer(disk, &decisions);
+            if newer.is_empty() {
+                return decisions;
+            }
+            for (at, failure) in newer {
+                if self.salvages && matches!(failure, Failure::Changed { .. }) {
+                    // The name stays, whatever follows from that for others.
+                    disk.at[at] = Some(NOWHERE);
+                    given_up.push(failure);
+                } else {
+                    failing.add(self.groups.of_name(at), failure);
                 }
             }
         }
-        Ok(None)
+    }
+
+    /// Returns the names that would lose a file that was changed since the session ended, or whose
+    /// file cannot be looked at. A file that gets another name loses nothing.
+    fn newer(&self, disk: &OnDisk, decisions: &Decisions<usize, u64>) -> Vec<(usize, Failure)> {
+        let lost = decisions.names.keys().filter(|at| {
+            let found = disk.at(at).filter(|found| !self.begun.contains(found));
+            found.is_some_and(|found| !decisions.files.contains_key(&found))
+        });
+        let newer = lost.copied().filter_map(|at| {
+            let is_newer = self.directory_if_there(at).and_then(|(place, directory)| {
+                directory.map_or(Ok(false), |directory| self.is_newer(&directory, place))
+            });
+            match is_newer {
+                Ok(false) => None,
+                Ok(true) => Some((at, Failure::Changed { path: self.plan.places[at].name() })),
+                Err(failure) => Some((at, failure)),
+            }
+        });
+        newer.collect()
+    }
+
+    /// Returns the decisions on the groups for which `has` holds.
+    fn part(
+        &self,
+        decisions: &Decisions<usize, u64>,
+        mut has: impl FnMut(usize) -> bool,
+    ) -> Decisions<usize, u64> {
+        let names = decisions.names.iter().filter(|(at, _)| has(self.groups.of_name(**at)));
+        let names: BTreeMap<_, _> = names.map(|(at, gets)| (*at, *gets)).collect();
+        let files = decisions
+            .files
+            .iter()
+            .filter(|(file, _)| self.groups.of_file(**file).is_some_and(&mut has));
+        let files = files.map(|(file, source)| (*file, *source)).collect();
+        Decisions { names, files }
     }
 
     /// Returns whether bytes or size of the file at `place` were changed since the session ended.
@@ -276,12 +396,39 @@ impl<File> Naming<'_, File> {
         Ok(self.dates.is_from_outside(ns_of(modified).min(ns_of(changed)), ended_ns))
     }
 
-    /// Returns the decisions of a former recovery, if the log has all parts.
-    fn decided(&self) -> Option<Decisions<usize, u64>> {
-        let bytes = &self.plan.decided;
+    /// Returns the decisions of former recoveries, of batches whose parts are all in the log.
+    fn noted(&self) -> Decision {
+        let done = if self.plan.is_done { self.groups.all() } else { self.plan.done.clone() };
+        let mut noted = Decision { batch: 1, done, ..Decision::default() };
+        for (batch, bytes) in &self.plan.decided {
+            let Some((decisions, mut groups)) = self.decoded(*batch, bytes) else { continue };
+            groups.retain(|group| !noted.groups.contains(group));
+            let decisions = self.part(&decisions, |group| groups.contains(&group));
+            noted.decisions.names.extend(decisions.names);
+            noted.decisions.files.extend(decisions.files);
+            noted.groups.extend(groups);
+            noted.batch = batch + 1;
+        }
+        noted
+    }
+
+    /// Decodes a batch: the bits of all decisions, and a bit for each name, whether the batch has
+    /// its group.
+    fn decoded(
+        &self,
+        batch: u64,
+        bytes: &[u8],
+    ) -> Option<(Decisions<usize, u64>, BTreeSet<usize>)> {
         let bit = |at: usize| bytes.get(at / 8).map(|byte| byte >> (at % 8) & 1 != 0);
-        let bits: Option<Vec<bool>> = (0..self.plan.stories.bits()).map(bit).collect();
-        (!bytes.is_empty()).then(|| self.plan.stories.from_bits(&bits?)).flatten()
+        let (count, places) = (self.plan.stories.bits(), self.plan.places.len());
+        let bits: Option<Vec<bool>> = (0..count).map(bit).collect();
+        let decisions = self.plan.stories.from_bits(&bits?)?;
+        if batch == 0 {
+            return Some((decisions, self.groups.all()));
+        }
+        let has: Option<Vec<bool>> = (count..count + places).map(bit).collect();
+        let has = (0..places).zip(has?).filter(|(_, has)| *has);
+        Some((decisions, has.map(|(at, _)| self.groups.of_name(at)).collect()))
     }
 
     /// Returns whether a file that the log does not know has the name that a file was to get.
@@ -291,37 +438,60 @@ impl<File> Naming<'_, File> {
         found.is_some_and(|found| !stories.knows(&at, &found)) && stories.last_of(&at).is_some()
     }
 
-    fn look(&self) -> Result<OnDisk, Failure> {
-        let mut disk = OnDisk::default();
-        for place in &self.plan.places {
-            let opened = self.system.directory(place).map_err(failed(place, "open a directory"))?;
-            let (at, changed) = match opened {
-                None => (Some(NOWHERE), None),
-                Some(directory) => {
-                    let at = self.system.identity_at(&directory, &place.name);
-                    let changed = self.system.changed(&directory);
-                    (
-                        at.map_err(failed(place, "look at a name"))?,
-                        Some(changed.map_err(failed(place, "look at a directory"))?),
-                    )
+    /// Looks at the names and files of these groups. A group that cannot be looked at fails.
+    fn look(&self, groups: &BTreeSet<usize>, failing: &mut Failing) -> OnDisk {
+        let places = self.plan.places.len();
+        let (at, changed) = (vec![Some(NOWHERE); places], vec![None; places]);
+        let mut disk = OnDisk { at, changed, ..OnDisk::default() };
+        let is_lasting = |at: &usize| self.plan.stories.last_of(at).is_some();
+        // The failure of a group names each name that stays without its file, or else one name.
+        let (lasting, others): (Vec<_>, Vec<_>) = (0..places).partition(is_lasting);
+        for at in lasting.into_iter().chain(others) {
+            let group = self.groups.of_name(at);
+            if !groups.contains(&group) {
+                continue;
+            }
+            match self.look_at(&self.plan.places[at]) {
+                Ok(found) => (disk.at[at], disk.changed[at]) = found,
+                Err(failure) if is_lasting(&at) || !failing.has(group) => {
+                    failing.add(group, failure);
                 }
-            };
-            disk.at.push(at);
-            disk.changed.push(changed);
+                Err(_) => {}
+            }
         }
         for (identity, file) in &self.plan.files {
-            let links = self
-                .system
-                .file(file)
-                .and_then(|opened| opened.map_or(Ok(0), |opened| self.system.links(&opened)));
-            let links = links.map_err(|error| match self.place_of(*identity) {
-                Some(place) => failed(place, "open the file")(error),
-                None => Failure::Log(error),
-            })?;
-            disk.links.insert(*identity, links);
+            let group = self.groups.of_file(*identity).filter(|group| groups.contains(group));
+            let Some(group) = group.filter(|group| !failing.has(*group)) else { continue };
+            match self.links(*identity, file) {
+                Ok(links) => _ = disk.links.insert(*identity, links),
+                Err(failure) => failing.add(group, failure),
+            }
         }
         disk.unseen = self.unseen(&disk);
-        Ok(disk)
+        disk
+    }
+
+    /// Returns the file at a name, and the ctime of its directory.
+    fn look_at(&self, place: &Place) -> Result<(Option<u64>, Option<Timestamp>), Failure> {
+        let opened = self.system.directory(place).map_err(failed(place, "open a directory"))?;
+        let Some(directory) = opened else { return Ok((Some(NOWHERE), None)) };
+        let at = self.system.identity_at(&directory, &place.name);
+        let changed = self.system.changed(&directory);
+        Ok((
+            at.map_err(failed(place, "look at a name"))?,
+            Some(changed.map_err(failed(place, "look at a directory"))?),
+        ))
+    }
+
+    /// Returns the number of names of a file.
+    fn links(&self, identity: u64, file: &NamedFile) -> Result<u64, Failure> {
+        let opened = self.system.file(file);
+        let links =
+            opened.and_then(|opened| opened.map_or(Ok(0), |opened| self.system.links(&opened)));
+        links.map_err(|error| match self.place_of(identity) {
+            Some(place) => failed(place, "open the file")(error),
+            None => Failure::Log(error),
+        })
     }
 
     /// Returns a name of the file, for messages.
@@ -341,43 +511,37 @@ impl<File> Naming<'_, File> {
         self.plan.made.iter().filter(is_unseen).map(|(identity, _)| *identity).collect()
     }
 
-    /// Fails if a file is missing and its directory was changed since the session ended. Such a
-    /// file may have been removed, or may have to be created again.
-    fn refuse_changed(&self, disk: &OnDisk) -> Result<(), Failure> {
-        let Some(ended_ns) = self.ended_ns.filter(|_| !self.salvages) else { return Ok(()) };
+    /// Returns the names of missing files whose directories were changed since the session ended.
+    /// Such a file may have been removed, or may have to be created again.
+    fn missing_of_changed(&self, disk: &OnDisk) -> Vec<usize> {
+        let Some(ended_ns) = self.ended_ns else { return Vec::new() };
         let stories = &self.plan.stories;
         let missing = self.plan.made.keys().filter(|file| {
-            disk.links(file) == 0
+            disk.links.get(file) == Some(&0)
                 && !disk.is_unseen(file)
                 && stories.last_names(file).next().is_some()
         });
-        for at in missing.filter_map(|file| stories.made_at(file)) {
-            if disk.changed[*at].is_some_and(|changed| ns_of(changed) > ended_ns) {
-                return Err(Failure::Changed { path: self.plan.places[*at].name() });
-            }
-        }
-        Ok(())
+        let names = missing.filter_map(|file| stories.made_at(file)).copied();
+        let is_later = |at: &usize| disk.changed[*at].is_some_and(|at| ns_of(at) > ended_ns);
+        names.filter(is_later).collect()
     }
 
-    /// Writes the decisions to the log, unless a former recovery did.
-    pub(super) fn note(&self, decisions: &Decisions<usize, u64>) -> Result<(), Failure> {
-        if self.decided().is_some() {
+    /// Writes the new decisions to the log.
+    pub(super) fn note(&self, decision: &Decision) -> Result<(), Failure> {
+        if decision.new.is_empty() {
             return Ok(());
         }
-        let bits = self.plan.stories.to_bits(decisions);
+        let mut bits = self.plan.stories.to_bits(&decision.decisions);
+        let is_new = |at| decision.new.contains(&self.groups.of_name(at));
+        bits.extend((0..self.plan.places.len()).map(is_new));
         let byte =
             |bits: &[bool]| bits.iter().rev().fold(0_u8, |byte, bit| byte << 1 | u8::from(*bit));
         let bytes: Vec<u8> = bits.chunks(8).map(byte).collect();
         for (number, part) in bytes.chunks(NOTE_BYTES).enumerate() {
-            let offset = (number * NOTE_BYTES) as u64;
+            let offset = decision.batch << BATCH_SHIFT | (number * NOTE_BYTES) as u64;
             self.notes.note(RecordKind::Decided, offset, part).map_err(Failure::Log)?;
         }
         Ok(())
-    }
-
-    /// Returns whether a former recovery has carried out the decisions.
-    pub(super) fn is_done(&self) -> bool {
-        self.plan.is_done && self.decided().is_some()
     }
 
     /// Opens the directory of a decided name. Fails if it was removed.
@@ -404,60 +568,110 @@ impl<File> Naming<'_, File> {
     /// created again. Returns the number of files that are created again.
     pub(super) fn reserve(
         &self,
-        decisions: &Decisions<usize, u64>,
+        decision: &Decision,
+        failing: &mut Failing,
         fill: &dyn Fn(u64, &File) -> Result<(), Failure>,
-    ) -> Result<u64, Failure> {
+    ) -> u64 {
+        let decisions = self.part(&decision.decisions, |group| decision.is_due(group, failing));
         let mut made = 0;
         for (identity, source) in &decisions.files {
-            let Some(home) = Self::home(decisions, *identity) else { continue };
-            let (place, directory) = self.directory(home)?;
-            let name = self.notes.reserved_name(*identity);
-            let found = self.system.identity_at(&directory, &name);
-            let is_there = found.map_err(failed(place, "look at a name"))?.is_some();
-            made += u64::from(*source == Source::Log);
-            if is_there {
+            let Some(home) = Self::home(&decisions, *identity) else { continue };
+            let group = self.groups.of_name(home);
+            if failing.has(group) {
                 continue;
             }
-            let file = match source {
-                Source::Disk => {
-                    let file = self.system.file(&self.plan.files[identity]);
-                    let file = file.map_err(failed(place, "open the file"))?;
-                    let gone = || failed(place, "open the file")(io::ErrorKind::Other.into());
-                    file.ok_or_else(gone)?
-                }
-                Source::Log => {
-                    let file = self.system.make(&directory);
-                    let file = file.map_err(failed(place, "make the file again"))?;
-                    fill(*identity, &file)?;
-                    file
-                }
-            };
-            let linked = self.system.link(&file, &directory, &name);
-            linked.map_err(failed(place, "make a name"))?;
+            match self.reserve_one((*identity, *source), home, fill) {
+                Ok(()) => made += u64::from(*source == Source::Log),
+                Err(failure) => failing.add(group, failure),
+            }
         }
-        Ok(made)
+        made
     }
 
-    /// Sets names, then removes names. A name stays that another file has taken meanwhile, or, when
+    fn reserve_one(
+        &self,
+        (identity, source): (u64, Source),
+        home: usize,
+        fill: &dyn Fn(u64, &File) -> Result<(), Failure>,
+    ) -> Result<(), Failure> {
+        let (place, directory) = self.directory(home)?;
+        let name = self.notes.reserved_name(identity);
+        let found = self.system.identity_at(&directory, &name);
+        if found.map_err(failed(place, "look at a name"))?.is_some() {
+            return Ok(());
+        }
+        let file = match source {
+            Source::Disk => {
+                let file = self.system.file(&self.plan.files[&identity]);
+                let file = file.map_err(failed(place, "open the file"))?;
+                let gone = || failed(place, "open the file")(io::ErrorKind::Other.into());
+                file.ok_or_else(gone)?
+            }
+            Source::Log => {
+                let file = self.system.make(&directory);
+                let file = file.map_err(failed(place, "make the file again"))?;
+                fill(identity, &file)?;
+                file
+            }
+        };
+        let linked = self.system.link(&file, &directory, &name);
+        linked.map_err(failed(place, "make a name"))
+    }
+
+    /// Adds the groups of these files to the failing ones.
+    pub(super) fn leave(&self, files: &BTreeSet<u64>, failing: &mut Failing) {
+        failing.leave(files.iter().filter_map(|file| self.groups.of_file(*file)));
+    }
+
+    /// Sets names, then removes names, of the groups that do not fail. Notes that these are done,
+    /// and removes the reserved names. A name stays that another file has taken meanwhile, or, when
     /// salvaging, whose file was changed since the session ended.
     pub(super) fn set_names(
         &self,
-        decisions: &Decisions<usize, u64>,
+        decision: &Decision,
+        failing: &mut Failing,
         done: &mut NamesDone,
-    ) -> Result<(), Failure> {
-        self.commit(decisions)?;
-        for (at, gets) in &decisions.names {
-            if let Some(identity) = gets {
-                self.set(decisions, *at, *identity, done)?;
+    ) {
+        let decisions = self.part(&decision.decisions, |group| decision.is_due(group, failing));
+        self.commit(&decisions, failing);
+        let (sets, removes): (Vec<_>, Vec<_>) =
+            decisions.names.iter().partition(|(_, gets)| gets.is_some());
+        for (at, gets) in sets.into_iter().chain(removes) {
+            let group = self.groups.of_name(*at);
+            if failing.has(group) {
+                continue;
+            }
+            let changed = match gets {
+                Some(identity) => self.set(&decisions, *at, *identity, done),
+                None => self.remove(&decisions, *at, done),
+            };
+            if let Err(failure) = changed {
+                failing.add(group, failure);
             }
         }
-        for (at, gets) in &decisions.names {
-            if gets.is_none() {
-                self.remove(decisions, *at, done)?;
+        self.commit(&decisions, failing);
+        let is_done = |group: &usize| decision.groups.contains(group) && !failing.has(*group);
+        let done: BTreeSet<usize> = self.groups.all().into_iter().filter(is_done).collect();
+        match self.note_done(&done) {
+            Ok(()) => {
+                let done = self.part(&decision.decisions, |group| done.contains(&group));
+                self.release(&done, failing);
             }
+            Err(error) => failing.failures.push(Failure::Log(error)),
         }
-        self.commit(decisions)?;
-        self.notes.note(RecordKind::Done, 0, &[]).map_err(Failure::Log)
+    }
+
+    /// Notes that the decisions on these groups are carried out. A note without groups is about all
+    /// groups.
+    fn note_done(&self, groups: &BTreeSet<usize>) -> io::Result<()> {
+        if *groups == self.groups.all() {
+            return self.notes.note(RecordKind::Done, 0, &[]);
+        }
+        let groups: Vec<usize> = groups.difference(&self.plan.done).copied().collect();
+        groups.chunks(NOTE_BYTES / size_of::<u32>()).try_for_each(|part| {
+            let part = part.iter().flat_map(|group| (*group as u32).to_le_bytes());
+            self.notes.note(RecordKind::Done, 0, &part.collect::<Vec<u8>>())
+        })
     }
 
     fn set(
@@ -542,32 +756,53 @@ impl<File> Naming<'_, File> {
     }
 
     /// Removes the reserved names. One whose directory was removed since has gone with it.
-    pub(super) fn release(&self, decisions: &Decisions<usize, u64>) -> Result<(), Failure> {
+    fn release(&self, decisions: &Decisions<usize, u64>, failing: &mut Failing) {
         for identity in decisions.files.keys() {
             let Some(home) = Self::home(decisions, *identity) else { continue };
-            let (place, Some(directory)) = self.directory_if_there(home)? else { continue };
-            let name = self.notes.reserved_name(*identity);
-            let doing = |error| failed(place, "remove a reserved name")(error);
-            if self.system.identity_at(&directory, &name).map_err(doing)?.is_some() {
-                self.system.unlink(&directory, &name).map_err(doing)?;
+            if let Err(failure) = self.release_one(*identity, home) {
+                failing.add(self.groups.of_name(home), failure);
             }
         }
-        self.commit(decisions)
+        self.commit(decisions, failing);
+    }
+
+    fn release_one(&self, identity: u64, home: usize) -> Result<(), Failure> {
+        let (place, Some(directory)) = self.directory_if_there(home)? else { return Ok(()) };
+        let name = self.notes.reserved_name(identity);
+        let doing = |error| failed(place, "remove a reserved name")(error);
+        if self.system.identity_at(&directory, &name).map_err(doing)?.is_some() {
+            self.system.unlink(&directory, &name).map_err(doing)?;
+        }
+        Ok(())
     }
 
     /// Makes the file systems of the decided names durable, each through any directory that is
-    /// there.
-    fn commit(&self, decisions: &Decisions<usize, u64>) -> Result<(), Failure> {
+    /// there. If that fails, all groups with such names fail.
+    fn commit(&self, decisions: &Decisions<usize, u64>, failing: &mut Failing) {
         let mut committed: BTreeSet<FileSystemId> = BTreeSet::new();
         for at in decisions.names.keys() {
-            if committed.contains(&self.plan.places[*at].file_system) {
+            let (group, file_system) =
+                (self.groups.of_name(*at), self.plan.places[*at].file_system);
+            if failing.has(group) || committed.contains(&file_system) {
                 continue;
             }
-            let (place, Some(directory)) = self.directory_if_there(*at)? else { continue };
-            let result = self.system.commit(&directory);
-            result.map_err(failed(place, "sync the file system"))?;
-            committed.insert(place.file_system);
+            match self.commit_through(*at) {
+                Ok(true) => _ = committed.insert(file_system),
+                Ok(false) => {}
+                Err(failure) => {
+                    failing.add(group, failure);
+                    let of_it = |at: &&usize| self.plan.places[**at].file_system == file_system;
+                    let names = decisions.names.keys().filter(of_it);
+                    failing.leave(names.map(|at| self.groups.of_name(*at)));
+                }
+            }
         }
-        Ok(())
+    }
+
+    /// Makes the file system of a name durable. Returns `false` if the directory was removed.
+    fn commit_through(&self, at: usize) -> Result<bool, Failure> {
+        let (place, Some(directory)) = self.directory_if_there(at)? else { return Ok(false) };
+        let result = self.system.commit(&directory);
+        result.map_err(failed(place, "sync the file system")).map(|()| true)
     }
 }

@@ -124,6 +124,11 @@ impl<S: Ord + Clone, F: Ord + Clone> NameStories<S, F> {
         self.names.values().flat_map(|name| &name.files).collect()
     }
 
+    /// Returns the files that had the name at some time in the log.
+    pub fn files_at(&self, at: &S) -> impl Iterator<Item = &F> {
+        self.names.get(at).into_iter().flat_map(|name| &name.files)
+    }
+
     /// Returns whether the file had the name at some time in the log.
     pub fn knows(&self, at: &S, file: &F) -> bool {
         self.names.get(at).is_some_and(|name| name.files.contains(file))

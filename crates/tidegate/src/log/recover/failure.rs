@@ -50,6 +50,24 @@ pub enum Failure {
         /// The file's path.
         path: String,
     },
+    /// A file that the log can create again is missing, and its directory was changed since.
+    #[error(
+        "{path}: the file is missing, and its directory was changed after the log's last record, so that it may have \
+         been removed; to give the file up, recover again with --salvage"
+    )]
+    Removed {
+        /// The file's name.
+        path: String,
+    },
+    /// A directory was removed after a recovery that was not completed had decided on its names.
+    #[error(
+        "{path}: its directory was removed after a recovery had begun; to give the name up, recover again with \
+         --salvage"
+    )]
+    NoDirectory {
+        /// The file's name.
+        path: String,
+    },
     /// An acknowledged record is damaged.
     #[error(
         "{path}: {damage}, was acknowledged and is damaged; what is left without it is the file as its disk has it"
@@ -139,6 +157,8 @@ impl Failure {
                 | Self::Ambiguous { .. }
                 | Self::Unprivileged { .. }
                 | Self::Changed { .. }
+                | Self::Removed { .. }
+                | Self::NoDirectory { .. }
                 | Self::Io { .. }
         )
     }
@@ -148,6 +168,8 @@ impl Failure {
         matches!(
             self,
             Self::Changed { .. }
+                | Self::Removed { .. }
+                | Self::NoDirectory { .. }
                 | Self::Damaged { .. }
                 | Self::Missing { .. }
                 | Self::Unreadable { .. }

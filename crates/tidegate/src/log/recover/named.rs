@@ -1,11 +1,15 @@
 //! The log's names for recovery: converts the records of covered stories to the names and files
 //! that [`NameStories`] decides on.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use super::decide::{NameFact, NameStories};
 use crate::log::pool::names::{Make, NameAt, NameChange, NameRecord, Timestamp};
 use crate::log::{FileHandle, FileSystemId, identity};
+
+/// The upper half of the offset of a note of decisions is the number of its batch: a recovery notes
+/// the groups that it decides on as one batch. Batch 0 has all groups: a former release wrote it.
+pub(super) const BATCH_SHIFT: u32 = 32;
 
 /// A name in a directory of some file system.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -121,9 +125,11 @@ pub struct NamedPlan {
     pub made: BTreeMap<u64, MadeFile>,
     /// The changes of names.
     pub stories: NameStories<usize, u64>,
-    /// The decisions of a former recovery.
-    pub(super) decided: Vec<u8>,
-    /// A former recovery has carried the decisions out.
+    /// The decisions of former recoveries, by batch: see [`BATCH_SHIFT`].
+    pub(super) decided: BTreeMap<u64, Vec<u8>>,
+    /// The groups whose decisions a former recovery has carried out.
+    pub(super) done: BTreeSet<usize>,
+    /// A former recovery has carried out all decisions.
     pub(super) is_done: bool,
     numbers: BTreeMap<(FileSystemId, i32, Vec<u8>, Vec<u8>), usize>,
 }
@@ -173,15 +179,25 @@ impl NamedPlan {
         })
     }
 
-    /// Adds a part of a former recovery's decisions, from byte `offset` of the decisions on.
+    /// Adds a part of a former recovery's decisions, which starts at the byte in the lower half of
+    /// `offset`.
     pub(super) fn add_decided(&mut self, offset: u64, part: &[u8]) {
-        self.is_done = false;
+        let (batch, offset) = (offset >> BATCH_SHIFT, offset & u64::from(u32::MAX));
+        let decided = self.decided.entry(batch).or_default();
         if offset == 0 {
-            self.decided.clear();
+            decided.clear();
         }
         // Otherwise a part is missing, so no recovery has acted upon the decisions.
-        if offset == self.decided.len() as u64 {
-            self.decided.extend_from_slice(part);
+        if offset == decided.len() as u64 {
+            decided.extend_from_slice(part);
         }
+    }
+
+    /// Adds the groups of a note that their decisions are carried out. A note without groups is
+    /// about all groups.
+    pub(super) fn add_done(&mut self, groups: &[u8]) {
+        self.is_done |= groups.is_empty();
+        let groups = groups.as_chunks().0.iter().map(|group| u32::from_le_bytes(*group) as usize);
+        self.done.extend(groups);
     }
 }

@@ -277,7 +277,7 @@ impl Planner {
             RecordKind::Make => self.make(header, payload),
             RecordKind::Name => self.name(header, payload),
             RecordKind::Decided => self.names.add_decided(header.offset, payload),
-            RecordKind::Done => self.names.is_done = true,
+            RecordKind::Done => self.names.add_done(payload),
             RecordKind::Begun => self.begun(payload),
             RecordKind::Restored => self.restored(payload),
             RecordKind::Gap => {}

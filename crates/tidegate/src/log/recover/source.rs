@@ -5,7 +5,7 @@ use std::io;
 use crc_fast::{CrcAlgorithm, checksum};
 
 use super::apply::{ApplyOptions, FileSystem, Outcome, Progress, apply_noting};
-use super::carry_out::Notes;
+use super::carry_out::{Naming, Notes};
 use super::parallel;
 use super::plan::{Payload, Plan, Planner};
 use crate::log::layout::{DefinitionBytes, HANDLE_BYTES_MAX, PATH_BYTES_MAX};
@@ -78,6 +78,14 @@ pub fn recover_pool<F: FileSystem>(
     Ok(Some(Recovered { outcome, unreadable_bytes }))
 }
 
+/// Removes the reserved names that an incomplete recovery of `plan` has left in `files`, for a log
+/// that is given up. A name that cannot be removed stays.
+pub fn remove_reserved<F: FileSystem>(pool: &LogPool, plan: &Plan, files: &F) {
+    if let Some(system) = files.names() {
+        Naming::of(plan.names(), system, pool).release_all();
+    }
+}
+
 /// Returns the plan of all records in a pool, and the number of unreadable bytes of the log that
 /// may have been records.
 ///
@@ -128,6 +136,7 @@ fn payload_of<'a>(
         RecordKind::Define
         | RecordKind::Name
         | RecordKind::Decided
+        | RecordKind::Done
         | RecordKind::Begun
         | RecordKind::Restored
             if payload_bytes <= PLANNED_BYTES_MAX =>

@@ -18,7 +18,7 @@ use super::super::dates::Dates;
 use crate::log::recover::{
     Access, ApplyOptions, Failure, FilePlan, FileState, FileSystem, LocalFiles, MadeFile,
     NameSystem, NamedFile, Outcome, Place, Ranges, file_system_id, handle_of, identity_of,
-    open_by_handle, plan_pool, recover_pool,
+    open_by_handle, plan_pool, recover_pool, remove_reserved,
 };
 use crate::log::{
     Attributes, CONTROL_BYTES, Definition, FileHandle, FileKey, FileRef, Heartbeat, Log,
@@ -77,6 +77,11 @@ impl Bed {
 
     fn path(&self, name: &str) -> PathBuf {
         self.folder.path().join(name)
+    }
+
+    /// Makes a directory whose state no commit can have included.
+    fn directory(&self, name: &str) {
+        fs::create_dir(self.path(name)).unwrap();
     }
 
     fn parent(&self, name: &str) -> FileHandle {
@@ -305,7 +310,7 @@ fn a_directory_that_was_changed_since_the_session_stops_recovery() {
     {
         let outcome = bed.recover_dated(dates, ApplyOptions { booted_ns, ..OPTIONS });
         let failures = &outcome.failures[..];
-        assert!(matches!(failures, [Failure::Changed { .. }]), "{failures:?}");
+        assert!(matches!(failures, [Failure::Removed { .. }]), "{failures:?}");
     }
     let salvaged = bed.recover_with(ApplyOptions { salvage: true, booted_ns, ..OPTIONS });
     assert!(salvaged.is_complete(), "{:?}", salvaged.failures);
@@ -365,6 +370,101 @@ fn a_file_that_was_changed_since_the_session_is_neither_replaced_nor_removed() {
         let salvaged = bed.recover_dated(long_ago(), ApplyOptions { salvage: true, ..OPTIONS });
         assert!(salvaged.is_complete(), "{:?}", salvaged.failures);
         assert_eq!(fs::read(bed.path("cfg")).unwrap(), b"newer");
+    }
+}
+
+/// Makes a file in `held` that replaces a changed one, and a missing file in `free`.
+fn held_and_free(bed: &Bed) {
+    bed.directory("held");
+    bed.directory("free");
+    fs::write(bed.path("held/cfg"), b"old").unwrap();
+    let old = handle_of(File::open(bed.path("held/cfg")).unwrap()).unwrap();
+    let file = bed.made("held/tmp", "logged", UNSEEN);
+    bed.rename(file, "held/tmp", "held/cfg", Some(old));
+    let mail = bed.made("free/tmp", "mail", UNSEEN);
+    bed.rename(mail, "free/tmp", "free/new", None);
+    bed.lose("free/tmp");
+}
+
+fn read(bed: &Bed, name: &str) -> String {
+    fs::read_to_string(bed.path(name)).unwrap_or_default()
+}
+
+#[test]
+fn names_that_fail_hold_back_only_those_that_share_a_file_or_a_directory() {
+    let bed = bed_or_return!();
+    held_and_free(&bed);
+    fs::write(bed.path("held/cfg"), b"newer").unwrap();
+    let outcome = bed.recover_dated(long_ago(), OPTIONS);
+    let failures = &outcome.failures[..];
+    assert!(matches!(failures, [Failure::Changed { path }] if path == "cfg"), "{failures:?}");
+    assert_eq!((outcome.names.made, read(&bed, "free/new")), (1, "mail".into()));
+    assert_eq!(fs::read_dir(bed.path("free")).unwrap().count(), 1, "no reserved name is left");
+    // A program goes on with the names that are done.
+    fs::rename(bed.path("free/new"), bed.path("free/cur")).unwrap();
+    assert_eq!(bed.recover_dated(long_ago(), OPTIONS).failures.len(), 1);
+    // Without times nothing keeps the rest from recovery.
+    let outcome = bed.recover_with(OPTIONS);
+    assert!(outcome.is_complete(), "{:?}", outcome.failures);
+    assert_eq!((read(&bed, "held/cfg"), bed.path("held/tmp").exists()), ("logged".into(), false));
+    assert_eq!((read(&bed, "free/cur"), bed.path("free/new").exists()), ("mail".into(), false));
+}
+
+#[test]
+fn a_directory_that_is_removed_before_a_recovery_is_complete_holds_back_its_group_only() {
+    let bed = bed_or_return!();
+    held_and_free(&bed);
+    bed.note_decisions();
+    fs::remove_dir_all(bed.path("held")).unwrap();
+    let outcome = bed.recover_with(OPTIONS);
+    let failures = &outcome.failures[..];
+    assert!(matches!(failures, [Failure::NoDirectory { path }] if path == "cfg"), "{failures:?}");
+    assert_eq!(read(&bed, "free/new"), "mail");
+    let salvaged = bed.recover_with(ApplyOptions { salvage: true, ..OPTIONS });
+    assert!(salvaged.is_complete(), "{:?}", salvaged.failures);
+    assert_eq!(salvaged.findings.total(), 1);
+}
+
+#[test]
+fn reserved_names_of_a_log_that_is_given_up_are_removed() {
+    let bed = bed_or_return!();
+    bed.made("file", "content", UNSEEN);
+    bed.lose("file");
+    let pool = bed.pool();
+    // The power is lost once the file has its reserved name.
+    for calls in 0.. {
+        let (files, calls_left) = (LocalFiles::new().unwrap(), AtomicUsize::new(calls));
+        let files = Interrupted { files, calls_left };
+        recover_pool(&pool, &files, OPTIONS, &|_| ()).unwrap();
+        if !bed.names().is_empty() {
+            break;
+        }
+    }
+    assert!(bed.names()[0].0.starts_with(".tidegate-"));
+    let (plan, _) = plan_pool(&pool).unwrap();
+    remove_reserved(&pool, &plan, &LocalFiles::new().unwrap());
+    bed.assert_names(&[]);
+}
+
+#[test]
+fn groups_that_are_decided_one_after_the_other_survive_an_interruption_anywhere() {
+    for calls in 0.. {
+        let bed = bed_or_return!();
+        held_and_free(&bed);
+        fs::write(bed.path("held/cfg"), b"newer").unwrap();
+        assert_eq!(bed.recover_dated(long_ago(), OPTIONS).failures.len(), 1);
+        let (files, calls_left) = (LocalFiles::new().unwrap(), AtomicUsize::new(calls));
+        let files = Interrupted { files, calls_left };
+        let stopped = recover_pool(&bed.pool(), &files, OPTIONS, &|_| ()).unwrap().unwrap();
+        let outcome = bed.recover_with(OPTIONS);
+        assert!(outcome.is_complete(), "after {calls} calls: {:?}", outcome.failures);
+        assert_eq!(
+            (read(&bed, "held/cfg"), read(&bed, "free/new")),
+            ("logged".into(), "mail".into())
+        );
+        if stopped.outcome.is_complete() {
+            return;
+        }
     }
 }
 
