@@ -5,9 +5,10 @@
 //! 2. The program's own process has the terminal, process group, signals and descriptors that it
 //!    would have without the launcher; signals that were ignored when the launcher started stay
 //!    ignored.
-//! 3. Signals that a terminal sends to the whole group (SIGINT, SIGQUIT) are not sent twice.
-//!    Signals to the launcher alone are passed on to this program, and never to another one that
-//!    took over its number.
+//! 3. Signals that a terminal sends to the whole group (SIGINT, SIGQUIT, SIGTSTP, SIGTTIN) are not
+//!    sent twice. Signals to the launcher alone are passed on to this program, and never to another
+//!    one that took over its number. The launcher stops only because the program has stopped, or
+//!    after its end.
 //! 4. A launcher that adopts becomes the parent of processes whose parents have ended, and reaps
 //!    them.
 //!
@@ -21,22 +22,29 @@ use std::os::unix::process::CommandExt;
 use std::process::{Child, Command};
 use std::sync::Arc;
 
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{
-    Pid, PidfdFlags, Signal, WaitOptions, WaitStatus, getpid, kill_process, pidfd_open,
-    pidfd_send_signal, set_child_subreaper,
+    Pid, PidfdFlags, Signal, WaitOptions, WaitStatus, getpgid, getpgrp, getpid, kill_process,
+    pidfd_open, pidfd_send_signal, set_child_subreaper,
 };
-use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2, SIGWINCH};
+use signal_hook::consts::{
+    SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGTSTP, SIGTTIN, SIGUSR1, SIGUSR2, SIGWINCH,
+};
 use signal_hook::iterator::SignalsInfo;
-use signal_hook::iterator::exfiltrator::WithOrigin;
+use signal_hook::iterator::exfiltrator::{WithOrigin, origin::Origin};
 use signal_hook::low_level::siginfo::Cause;
 
 use super::filter::Filter;
+use super::inherited;
 use super::program::Program;
 
 /// Signals for the program that may be sent to the launcher alone.
 const FORWARDED: [i32; 5] = [SIGTERM, SIGHUP, SIGUSR1, SIGUSR2, SIGWINCH];
 /// Signals that a terminal sends to program and launcher.
-const SHARED: [i32; 2] = [SIGINT, SIGQUIT];
+const SHARED: [i32; 4] = [SIGINT, SIGQUIT, SIGTSTP, SIGTTIN];
+/// Signals that stop the program. If they stopped the launcher at once, it would see the program's
+/// stop only after both were continued, and stop again.
+const STOPPING: [i32; 2] = [SIGTSTP, SIGTTIN];
 /// The number that a shell adds to the signal that ended a program.
 pub const SIGNAL_STATUS: i32 = 128;
 
@@ -124,21 +132,44 @@ impl Launch {
 
     fn forward(&self, mut signals: SignalsInfo<WithOrigin>) -> io::Result<()> {
         let handle = Arc::clone(&self.handle);
-        let pass_on = move || {
+        let pass_on_all = move || {
             for origin in &mut signals {
-                let number = origin.signal;
-                if SHARED.contains(&number) && origin.cause == Cause::Kernel {
-                    continue;
-                }
-                if let Some(signal) = Signal::from_named_raw(number) {
-                    // A program that has ended needs no signals.
-                    let _ = pidfd_send_signal(&handle, signal);
-                }
+                pass_on(&origin, &handle);
             }
         };
-        std::thread::Builder::new().name("signals".into()).spawn(pass_on)?;
+        std::thread::Builder::new().name("signals".into()).spawn(pass_on_all)?;
         Ok(())
     }
+}
+
+/// Passes a signal on to the program. If a signal that stops comes after the program's end, the
+/// launcher stops.
+fn pass_on(origin: &Origin, program: &OwnedFd) {
+    let number = origin.signal;
+    let is_from_kernel = SHARED.contains(&number) && origin.cause == Cause::Kernel;
+    if STOPPING.contains(&number) && has_ended(program) {
+        // If this fails, the launcher goes on.
+        let _ = kill_process(getpid(), Signal::STOP);
+    } else if !is_from_kernel
+        && !(STOPPING.contains(&number) && is_from_own_group(origin))
+        && let Some(signal) = Signal::from_named_raw(number)
+    {
+        // A program that has ended needs no signals.
+        let _ = pidfd_send_signal(program, signal);
+    }
+}
+
+/// Returns whether a process of the launcher's group sent the signal. If it is a signal that stops,
+/// an editor sent it to the whole group: the program would get it twice.
+fn is_from_own_group(origin: &Origin) -> bool {
+    let sender = origin.process.as_ref().and_then(|process| Pid::from_raw(process.pid));
+    sender.is_some_and(|sender| getpgid(Some(sender)).is_ok_and(|group| group == getpgrp()))
+}
+
+/// Returns whether the process has ended.
+fn has_ended(process: &OwnedFd) -> bool {
+    let mut events = [PollFd::new(process, PollFlags::IN)];
+    poll(&mut events, Some(&Timespec::default())).is_ok_and(|ready| ready > 0)
 }
 
 fn command(plan: Plan<'_>) -> Command {
@@ -154,6 +185,7 @@ fn command(plan: Plan<'_>) -> Command {
             None => command.env_remove(name),
         };
     }
+    inherited::hand_on(&mut command);
     if let Some(filter) = filter {
         filter.before(&mut command);
     }
@@ -225,7 +257,7 @@ mod tests {
 
     #[test]
     fn ignored_signals_are_not_caught() {
-        assert_eq!(wanted_signals(0).len(), 7);
+        assert_eq!(wanted_signals(0).len(), 9);
         assert!(!wanted_signals(1 << (SIGINT - 1)).contains(&SIGINT));
         assert!(wanted_signals(1 << (SIGINT - 1)).contains(&SIGTERM));
     }

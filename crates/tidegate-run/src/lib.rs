@@ -19,6 +19,7 @@ mod cleaner;
 mod copies;
 mod filter;
 mod held;
+mod inherited;
 mod journal;
 mod kept;
 mod kernel;

@@ -1,11 +1,12 @@
 //! Programs that handle signals: each signal is handled once, as without Tidegate, and an operation
 //! of the log makes no system call for that if no signal arrives.
 
-use std::io::{Read, Write};
+use std::io::{BufRead, BufReader, Read, Write};
+use std::os::unix::process::CommandExt;
 use std::process::Stdio;
 use std::time::Duration;
 
-use rustix::process::{Pid, Signal, kill_process};
+use rustix::process::{Pid, Signal, kill_process, kill_process_group};
 
 use crate::bed::{Bed, Runner};
 use crate::kernel_path::{calls, traced};
@@ -56,6 +57,58 @@ fn a_killed_child_of_vfork_leaves_its_parent_no_blocked_signals() {
     for runner in [Runner::Plain, Runner::Run(&pool)] {
         let mut program = runner.command(compiled("vforked", &["-pthread"]), bed.disk());
         assert_eq!(succeed(program.arg("300")), "handled\n");
+    }
+}
+
+/// Waits until the process is stopped.
+fn await_stopped(process: Pid) {
+    let stat = format!("/proc/{}/stat", process.as_raw_pid());
+    while !std::fs::read_to_string(&stat).unwrap().contains(") T ") {
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+/// As Ctrl-Z and `fg` do it, where the launcher is continued first.
+#[test]
+fn a_job_that_is_stopped_and_continued_stops_once() {
+    let bed = Bed::new();
+    let pool = bed.pool();
+    for options in [&["--pool", pool.to_str().unwrap(), "--size=64M"][..], &["--volatile"]] {
+        preload_library();
+        let mut command = tidegate();
+        command.arg("run").args(options).current_dir(bed.disk()).process_group(0);
+        command.args(["--", "/bin/sh", "-c", "echo $$; read line; echo $line"]);
+        let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+        let mut said = BufReader::new(child.stdout.take().unwrap());
+        let mut line = String::new();
+        said.read_line(&mut line).unwrap();
+        let (launcher, program) = (Pid::from_child(&child), line.trim().parse().unwrap());
+        kill_process_group(launcher, Signal::TSTP).unwrap();
+        await_stopped(Pid::from_raw(program).unwrap());
+        await_stopped(launcher);
+        kill_process(launcher, Signal::CONT).unwrap();
+        child.stdin.take().unwrap().write_all(b"continued\n").unwrap();
+        said.read_line(&mut line).unwrap();
+        assert!(line.ends_with("continued\n"), "{line}");
+        assert!(child.wait().unwrap().success());
+    }
+}
+
+#[test]
+fn a_program_starts_with_the_ignored_signals_and_closed_descriptors_that_there_were() {
+    let bed = Bed::new();
+    let pool = bed.pool();
+    let show = "grep SigIgn /proc/self/status; ls /proc/self/fd | head -n 2";
+    for before in ["true", "trap '' PIPE", "exec <&-", "trap '' PIPE INT; exec <&- 2>&-"] {
+        let shown = |runner: Runner<'_>| {
+            let shell = runner.command("/bin/sh", bed.disk());
+            let launch = shell.get_args().map(|arg| arg.to_str().unwrap()).collect::<Vec<_>>();
+            let launch = [&[shell.get_program().to_str().unwrap()][..], &launch].concat().join(" ");
+            let script = format!("{before}; exec {launch} -c '{show}'");
+            let mut whole = std::process::Command::new("/bin/sh");
+            succeed(whole.current_dir(bed.disk()).args(["-c", &script]))
+        };
+        assert_eq!(shown(Runner::Run(&pool)), shown(Runner::Plain), "{before}");
     }
 }
 
