@@ -13,12 +13,14 @@
 //! 3. No hook calls a function by a name that a program or a hook may define: hooks make system
 //!    calls by instructions, or call the next function (`next`).
 //! 4. Calls that are not hooked cost nothing.
+//! 5. Once the program has installed a filter of system calls, hooks make its own calls only.
 //!
 //! # Map
-//! - the program's calls: `sync`, `write`, `open`, `descriptors`, `syscall`;
+//! - the program's calls: `sync`, `write`, `open`, `descriptors`, `confined`, `syscall`;
 //! - `place` (whether a file's syncs are answered), `flags` (the flags that were taken off);
 //! - `next` (the C library's functions).
 
+mod confined;
 mod descriptors;
 mod flags;
 mod next;

@@ -13,15 +13,18 @@ use rustix::fs::{FileType, OFlags, Stat};
 use tidegate_interpose::file_systems::is_remote_magic;
 use tidegate_interpose::raw::{self, words};
 
+use crate::confined::is_confined;
+
 /// The mount is read-only: a flag of `statfs`.
 const ST_RDONLY: i64 = 1;
 /// The longest path that the kernel takes, with its end.
 const PATH_BYTES: usize = 4096;
 
-/// Returns the program's descriptor as `rustix` takes it.
+/// Returns the program's descriptor as `rustix` takes it. Returns `None` once no call but the
+/// program's own may be made.
 fn borrowed<'fd>(fd: c_int) -> Option<BorrowedFd<'fd>> {
     // SAFETY: only the number is used. If the program closes the descriptor, the kernel refuses it.
-    (fd >= 0).then(|| unsafe { BorrowedFd::borrow_raw(fd) })
+    (fd >= 0 && !is_confined()).then(|| unsafe { BorrowedFd::borrow_raw(fd) })
 }
 
 /// Returns whether syncs of the file behind `fd` are answered.
@@ -44,6 +47,9 @@ pub(crate) fn identity(fd: c_int) -> Option<(u64, u64)> {
 /// # Safety
 /// As for `openat`.
 pub(crate) unsafe fn is_answered_at(directory: c_int, path: *const c_char, flags: c_int) -> bool {
+    if is_confined() {
+        return false;
+    }
     let kept = flags & libc::O_NOFOLLOW;
     // SAFETY: the caller passes the arguments of an `openat`.
     let judged = match unsafe { is_found_on_disk(directory, path, kept) } {

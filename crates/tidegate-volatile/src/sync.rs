@@ -8,6 +8,7 @@ use tidegate_interpose::cancel;
 use tidegate_interpose::file_systems::REAL_SYNC;
 use tidegate_interpose::raw::{self, words};
 
+use crate::confined::is_confined;
 use crate::place;
 
 /// All flags that `sync_file_range` has.
@@ -16,13 +17,14 @@ const RANGE_FLAGS: c_uint = libc::SYNC_FILE_RANGE_WAIT_BEFORE
     | libc::SYNC_FILE_RANGE_WAIT_AFTER;
 
 /// Returns `fd` as an argument that makes a filter of system calls let the call pass. The kernel
-/// ignores the upper half.
+/// ignores the upper half; a filter of the program's own may not.
 fn passing(fd: c_int) -> u64 {
-    u64::from(REAL_SYNC) << 32 | u64::from(fd.cast_unsigned())
+    let mark = if is_confined() { 0 } else { u64::from(REAL_SYNC) };
+    mark << 32 | u64::from(fd.cast_unsigned())
 }
 
 /// Answers the sync `number` of the file behind `fd`, or makes that system call.
-fn synced(number: c_long, fd: c_int) -> c_int {
+pub(crate) fn synced(number: c_long, fd: c_int) -> c_int {
     if place::is_answered(fd) {
         return 0;
     }
@@ -31,19 +33,19 @@ fn synced(number: c_long, fd: c_int) -> c_int {
 }
 
 #[unsafe(no_mangle)]
-pub(crate) unsafe extern "C-unwind" fn fsync(fd: c_int) -> c_int {
+unsafe extern "C-unwind" fn fsync(fd: c_int) -> c_int {
     cancel::point();
     synced(libc::SYS_fsync, fd)
 }
 
 #[unsafe(no_mangle)]
-pub(crate) unsafe extern "C-unwind" fn fdatasync(fd: c_int) -> c_int {
+unsafe extern "C-unwind" fn fdatasync(fd: c_int) -> c_int {
     cancel::point();
     synced(libc::SYS_fdatasync, fd)
 }
 
 #[unsafe(no_mangle)]
-pub(crate) unsafe extern "C-unwind" fn syncfs(fd: c_int) -> c_int {
+unsafe extern "C-unwind" fn syncfs(fd: c_int) -> c_int {
     synced(libc::SYS_syncfs, fd)
 }
 

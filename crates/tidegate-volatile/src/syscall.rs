@@ -6,7 +6,7 @@ use std::ffi::{c_int, c_long};
 
 use tidegate_interpose::raw::{self, Arguments};
 
-use crate::{descriptors, open, sync, write};
+use crate::{confined, descriptors, open, sync, write};
 
 #[unsafe(no_mangle)]
 #[allow(clippy::many_single_char_names)] // seven words without names of their own
@@ -24,6 +24,7 @@ unsafe extern "C-unwind" fn syscall(
     if let Some(result) = unsafe { by_hook(number, given) } {
         return result.into();
     }
+    confined::before(number, given.int(0));
     if number == libc::SYS_pwritev2 {
         given.0[5] = write::without_sync(given.int(0), given.int(5)).cast_unsigned() as usize;
     }
@@ -46,9 +47,7 @@ macro_rules! hook {
 unsafe fn by_hook(number: c_long, given: Arguments) -> Option<c_int> {
     let fd = given.int(0);
     Some(match number {
-        libc::SYS_fsync => hook!(sync::fsync(fd)),
-        libc::SYS_fdatasync => hook!(sync::fdatasync(fd)),
-        libc::SYS_syncfs => hook!(sync::syncfs(fd)),
+        libc::SYS_fsync | libc::SYS_fdatasync | libc::SYS_syncfs => sync::synced(number, fd),
         libc::SYS_sync_file_range => {
             hook!(sync::sync_file_range(fd, given.long(1), given.long(2), given.uint(3)))
         }

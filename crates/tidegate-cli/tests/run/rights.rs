@@ -64,9 +64,9 @@ fn calls_behind_the_filter(program: &Path, arguments: &[&str]) -> BTreeSet<Strin
     numbers.filter(|number| number.bytes().all(|byte| byte.is_ascii_digit())).collect()
 }
 
-/// Behind a filter that allows only the calls of the C library's function, each hook works.
-#[test]
-fn a_filter_for_each_function_alone() {
+/// Returns a script that calls each function of the C library behind a filter that allows only the
+/// function's own system calls. It prints the functions that fail.
+pub(crate) fn script_of_filters() -> String {
     let program = compiled("one_call", &["-ldl"]);
     let names = succeed(&mut Command::new(&program));
     let mut script = String::from("umask 022\n");
@@ -81,6 +81,13 @@ fn a_filter_for_each_function_alone() {
         )
         .expect("a string takes it");
     }
+    script
+}
+
+/// Behind a filter that allows only the calls of the C library's function, each hook works.
+#[test]
+fn a_filter_for_each_function_alone() {
+    let script = script_of_filters();
     let printed = Bed::new().same(|runner, dir| runner.script(&script, dir));
     assert_eq!(printed, "exit status: 0\n", "killed, or failed, without Tidegate");
 }

@@ -10,6 +10,7 @@ use rustix::process::{Pid, Signal, kill_process};
 use tempfile::TempDir;
 
 use crate::programs::compiled;
+use crate::rights::script_of_filters;
 use crate::support::file_system::unmount;
 use crate::support::{directory_in, preload_library, succeed, tidegate, tool};
 
@@ -232,6 +233,17 @@ fn negative_descriptors_stay_wrong_behind_the_filter() {
         assert!(plain.contains("EBADF") && plain.contains("ENOMEM"), "{plain}");
         let run = succeed(&mut volatile("all", &[program.to_str().unwrap(), "negative"]));
         assert_eq!(plain, run);
+    }
+}
+
+/// Behind a filter that allows only the calls of the C library's function, each hook works.
+#[test]
+fn hooks_make_no_calls_of_their_own_behind_a_filter_of_the_program() {
+    let script = script_of_filters();
+    for scope in ["library", "all"] {
+        let dir = directory_in("/var/tmp".into());
+        let mut command = volatile(scope, &["/bin/sh", "-c", &script]);
+        assert_eq!(succeed(command.current_dir(dir.path())), "", "{scope}");
     }
 }
 
