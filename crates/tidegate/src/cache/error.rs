@@ -63,7 +63,7 @@ pub enum CacheError {
     Backing(#[from] DeviceError),
     /// The size of the backing is not a whole number of pages.
     #[error(
-        "the backing has {bytes} bytes, expected a multiple of 4096 for a cache, whatever its --block-size: `truncate -s {} FILE` makes an image one, or use a pool of --engine log, which has the image's own size",
+        "the backing has {bytes} bytes, expected a multiple of 4096 for a cache, whatever its --block-size: use a pool of --engine log, which has the backing's own size, or, if the backing is an image of a disk, make it longer by `truncate -s {}`",
         bytes.next_multiple_of(4096)
     )]
     PartialPage {
