@@ -1,12 +1,15 @@
 //! `tidegate create`: makes a pool in a new or blank file, or, with `--force`, over other content.
 //!
-//! Invariant: while an existing pool is overwritten, no header is valid. The old header is erased
-//! first, before the file changes its size, and the engine writes the new one last. A crash in
-//! between leaves a file that holds no pool, never half of one.
+//! Invariants:
+//! 1. A refusal changes nothing: the size is checked, and its space allocated, before the old
+//!    header is erased.
+//! 2. While an existing pool is overwritten, no header is valid. The old header is erased before
+//!    the file changes its size, and the engine writes the new one last. A crash in between leaves
+//!    a file that holds no pool, never half of one.
 
 use std::fs::File;
 use std::io;
-use std::os::unix::fs::FileTypeExt;
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::Path;
 use std::sync::Arc;
 
@@ -24,6 +27,9 @@ use tidegate::tier::{Engine, Options, Plan};
 use crate::args::CreateArgs;
 use crate::output::{field, print_lines, spinner, stack_error};
 use crate::pool::{in_pool, map};
+
+/// The unit of the space that a file has.
+const BLOCK_BYTES: u64 = 512;
 
 /// Runs the command.
 ///
@@ -82,21 +88,26 @@ fn prepare(args: &CreateArgs) -> Result<Region> {
         return map(&args.pool, &args.memory, false);
     }
     let region = map(&args.pool, &args.memory, false)?;
-    if args.force {
-        erase(&region)?;
-    } else {
+    if !args.force {
         refuse_content(&region, &args.pool)?;
     }
-    if region.len_bytes() == args.size.bytes {
-        return Ok(region);
-    }
-    if is_device {
-        let found = Size { bytes: region.len_bytes() };
+    let found = Size { bytes: region.len_bytes() };
+    let has_size = found == args.size;
+    if is_device && !has_size {
         bail!(
             "{} is a device of {found}, but --size says {}; a pool takes the whole device",
             args.pool.display(),
             args.size
         );
+    }
+    if !is_device {
+        allocate(&args.pool, args.size)?;
+    }
+    if args.force {
+        erase(&region)?;
+    }
+    if has_size {
+        return Ok(region);
     }
     drop(region);
     resize(&args.pool, args.size)?;
@@ -113,18 +124,35 @@ fn create_file(args: &CreateArgs) -> Result<Region> {
 /// Resizes the file at `path` to `size`, fully allocated, so that no store finds a full file
 /// system.
 fn resize(path: &Path, size: Size) -> Result<()> {
-    let in_file = || format!("cannot resize {} to {size}", path.display());
-    let opened = opening::open(path, Expected::Pool, File::options().write(true));
-    let file = opened.with_context(in_file)?;
-    check_space(path, size, file.metadata().with_context(in_file)?.len())?;
-    file.set_len(size.bytes).with_context(in_file)?;
-    rustix::fs::fallocate(&file, FallocateFlags::empty(), 0, size.bytes)
-        .or_else(|errno| if errno == rustix::io::Errno::OPNOTSUPP { Ok(()) } else { Err(errno) })
-        .with_context(in_file)?;
-    file.sync_all().with_context(in_file)
+    let file = allocate(path, size)?;
+    let resized = file.set_len(size.bytes).and_then(|()| file.sync_all());
+    resized.with_context(|| not_resized(path, size))
 }
 
-/// Fails early if the file system cannot hold `size`. The file holds `present_bytes` already.
+/// Allocates `size` bytes for the file at `path`, whose size stays. If they do not fit, the file
+/// keeps what it had.
+fn allocate(path: &Path, size: Size) -> Result<File> {
+    let in_file = || not_resized(path, size);
+    let opened = opening::open(path, Expected::Pool, File::options().write(true));
+    let file = opened.with_context(in_file)?;
+    let metadata = file.metadata().with_context(in_file)?;
+    check_space(path, size, metadata.blocks() * BLOCK_BYTES)?;
+    match rustix::fs::fallocate(&file, FallocateFlags::KEEP_SIZE, 0, size.bytes) {
+        Ok(()) | Err(rustix::io::Errno::OPNOTSUPP) => Ok(file),
+        Err(errno) => {
+            // Releases what was allocated behind the end. The caller returns the error that
+            // matters.
+            let _ = file.set_len(metadata.len());
+            Err(errno).with_context(in_file)
+        }
+    }
+}
+
+fn not_resized(path: &Path, size: Size) -> String {
+    format!("cannot resize {} to {size}", path.display())
+}
+
+/// Fails early if the file system cannot hold `size`. The file has `present_bytes` of it already.
 fn check_space(path: &Path, size: Size, present_bytes: u64) -> Result<()> {
     let parent =
         path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));

@@ -1,7 +1,7 @@
 //! The command line as scripts see it: exit statuses, one-line errors, JSON keys, and what is
 //! refused.
 
-use std::os::unix::fs::{FileExt, PermissionsExt};
+use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
 
@@ -376,6 +376,22 @@ fn a_pool_is_not_overwritten_unless_forced() {
     assert_eq!(uuid(json(&["info", &pool, "--json"])), before);
     ok(create.into_iter().chain(["--force"]));
     assert_ne!(uuid(json(&["info", &pool, "--json"])), before);
+}
+
+/// A mistyped unit costs no pool.
+#[test]
+fn a_size_that_is_refused_leaves_the_pool_and_its_space_as_they_were() {
+    let (_dir, pool) = pool();
+    let state = || {
+        let found = std::fs::metadata(&pool).unwrap();
+        (found.len(), found.blocks(), json(&["info", &pool, "--json"])["btt"]["uuid"].clone())
+    };
+    let before = state();
+    for size in ["8000000G", "1000P", "1M"] {
+        fails(1, &["create", &pool, "--engine", "btt", "--size", size, "--force"]);
+        assert_eq!(state(), before, "{size}");
+    }
+    ok(["check", &pool]);
 }
 
 #[test]
