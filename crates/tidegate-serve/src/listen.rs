@@ -209,16 +209,27 @@ fn inherit(passed: &mut listenfd::ListenFd, at: usize) -> std::io::Result<Listen
     let taken = || std::io::Error::other("it was taken before");
     if let Ok(unix) = passed.take_unix_listener(at) {
         let unix = unix.ok_or_else(taken)?;
+        expect_listening(&unix)?;
         unix.set_nonblocking(true)?;
         let path = unix.local_addr()?.as_pathname().map(Path::to_path_buf);
         let address = path.map_or(ListenAddress::Inherited, ListenAddress::Unix);
         return Ok(Listener { socket: unix.into(), address, file: None });
     }
     let tcp = passed.take_tcp_listener(at)?.ok_or_else(taken)?;
+    expect_listening(&tcp)?;
     tcp.set_nonblocking(true)?;
     let local = tcp.local_addr()?;
     let address = ListenAddress::Tcp { host: local.ip().to_string(), port: local.port() };
     Ok(Listener { socket: tcp.into(), address, file: None })
+}
+
+/// Refuses a socket that accepts no connections. `LISTEN_FDS` may count more descriptors than were
+/// passed: their numbers are sockets of this process then.
+fn expect_listening(socket: &impl AsFd) -> std::io::Result<()> {
+    if rustix::net::sockopt::socket_acceptconn(socket)? {
+        return Ok(());
+    }
+    Err(std::io::Error::other("it accepts no connections: LISTEN_FDS counts what was not passed"))
 }
 
 /// The right to begin to listen at a path: the lock of `PATH.lock`, which exists only meanwhile.

@@ -122,6 +122,27 @@ fn without_passed_sockets_the_server_says_what_is_missing() {
     assert!(error.contains("no sockets were passed (LISTEN_FDS)"), "{error}");
 }
 
+/// Else the server would take a socket of its own for one that was passed.
+#[test]
+fn a_count_of_sockets_that_were_not_all_passed_is_refused() {
+    let scene = Scene::new();
+    let start = "import os, socket, sys
+listener = socket.socket(socket.AF_UNIX)
+listener.bind(sys.argv[1])
+listener.listen()
+os.dup2(listener.fileno(), 3, inheritable=True)
+os.closerange(4, 64)
+os.environ.update(LISTEN_PID=str(os.getpid()), LISTEN_FDS='2')
+os.execv(sys.argv[2], sys.argv[2:])";
+    let mut python = tool("python3", "python3");
+    python.args(["-c", start]).arg(scene.path("socket")).arg(env!("CARGO_BIN_EXE_tidegate"));
+    let output = python.arg("serve").arg(scene.path("pool")).args(["--nbd", "systemd"]).output();
+    let output = output.unwrap();
+    let error = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(1), "{error}");
+    assert!(error.contains("a socket that was passed"), "{error}");
+}
+
 fn contrib(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../contrib").join(name)
 }

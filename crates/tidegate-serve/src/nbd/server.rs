@@ -231,7 +231,7 @@ fn tell_shortage(shortage: &Shortage, log: &Log, error: &ServeError) {
 /// lost.
 ///
 /// # Errors
-/// The system is short of descriptors or memory, and the connections keep waiting.
+/// The system is short of descriptors or memory, or the socket fails; connections keep waiting.
 fn accept_all(shared: &Arc<Shared>, listener: &Listener) -> Result<(), ServeError> {
     loop {
         if !headroom::for_connection() {
@@ -241,13 +241,26 @@ fn accept_all(shared: &Arc<Shared>, listener: &Listener) -> Result<(), ServeErro
         match listener.accept() {
             Ok((socket, peer)) => start_connection(shared, socket, peer, mail)?,
             Err(Errno::AGAIN) => return Ok(()),
-            Err(error @ (Errno::MFILE | Errno::NFILE | Errno::NOBUFS | Errno::NOMEM)) => {
-                return Err(ServeError::io("cannot accept connections", error));
-            }
-            // The client has disconnected already, or a similar failure.
-            Err(_) => {}
+            Err(error) if concerns_one_client(error) => {}
+            Err(error) => return Err(ServeError::io("cannot accept connections", error)),
         }
     }
+}
+
+/// Returns whether an accept failed for one client, which has disconnected or was refused by the
+/// system. The next accept then gets another client; after all other errors it fails again.
+fn concerns_one_client(error: Errno) -> bool {
+    let of_network = [
+        Errno::NETDOWN,
+        Errno::PROTO,
+        Errno::NOPROTOOPT,
+        Errno::HOSTDOWN,
+        Errno::NONET,
+        Errno::HOSTUNREACH,
+        Errno::NETUNREACH,
+        Errno::TIMEDOUT,
+    ];
+    [Errno::INTR, Errno::CONNABORTED, Errno::PERM].contains(&error) || of_network.contains(&error)
 }
 
 fn start_connection(
