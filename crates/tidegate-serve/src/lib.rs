@@ -6,12 +6,13 @@
 //! - [`metrics`]: the page that Prometheus reads.
 //!
 //! Shared by the front ends: `queue` (a client's requests at a device), `mailbox` (carries a
-//! completion to a client's thread), `budget` (memory of all clients), `headroom` (memory that
-//! limits of the process leave), `listen` (addresses and sockets), `serial` (servers of one client
-//! at a time), `jobs` (long requests), `log` (lines about clients, at a bounded rate), `statistics`
-//! and `stop`.
+//! completion to a client's thread), `changes` (a change waits for an older one), `budget` (memory
+//! of all clients), `headroom` (memory that limits of the process leave), `listen` (addresses and
+//! sockets), `serial` (servers of one client at a time), `jobs` (long requests), `log` (lines about
+//! clients, at a bounded rate), `statistics` and `stop`.
 
 mod budget;
+mod changes;
 pub mod control;
 mod error;
 mod headroom;

@@ -6,6 +6,7 @@ use tidegate::device::{BlockDevice, Geometry};
 
 use super::ServeError;
 use super::protocol::{MAX_STRING_BYTES, export_flag};
+use crate::changes::Changes;
 use crate::statistics::RequestCounters;
 
 /// A device under a name.
@@ -16,14 +17,16 @@ pub struct Export {
     pub(super) device: Arc<dyn BlockDevice>,
     pub(super) read_only: bool,
     pub(super) counters: Arc<RequestCounters>,
+    pub(super) changes: Arc<Changes>,
 }
 
 impl Export {
     /// Offers `device` as `name`: at most 4096 bytes, no NUL. Read-only if the device is.
     pub fn new(name: impl Into<String>, device: Arc<dyn BlockDevice>) -> Self {
         let read_only = device.geometry().read_only;
-        let (name, description, counters) = (name.into(), String::new(), Arc::default());
-        Self { name, description, device, read_only, counters }
+        let (name, description) = (name.into(), String::new());
+        let (counters, changes) = (Arc::default(), Arc::default());
+        Self { name, description, device, read_only, counters, changes }
     }
 
     /// Adds a description for people: at most 4096 bytes, no NUL.

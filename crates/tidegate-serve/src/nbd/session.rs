@@ -7,7 +7,8 @@
 //! 2. [`Session::run`] stops while more than [`Share::high_water_bytes`] of replies wait, so a
 //!    client that does not read its replies gets no more.
 //! 3. Every sound request gets exactly one reply; started requests are answered as they finish.
-//! 4. The device first gets each request to run at once. Requests that it hands back, or that the
+//! 4. A change waits for those of other connections that overlap it: see [`Changes`].
+//! 5. The device first gets each request to run at once. Requests that it hands back, or that the
 //!    connection's buffers are too small for, take leased memory.
 //!
 //! Entry points: [`Session::run`] for received bytes, [`Session::collect`] for complete requests.
@@ -30,7 +31,8 @@ use super::share::{ATTEMPT_BYTES, Share};
 use super::transmission::{
     Action, Command, Control, Refusal, Rules, check, errno_of, fit, kind_of, operation_of,
 };
-use crate::budget::Lease;
+use crate::budget::{Lease, Wakes};
+use crate::changes::Changes;
 use crate::headroom;
 use crate::mailbox::Mailbox;
 use crate::queue::{DeviceQueue, Done, Then};
@@ -100,6 +102,14 @@ pub(super) struct Session {
     limits: Limits,
     share: Share,
     queue: DeviceQueue<Command>,
+    /// The number of the connection.
+    id: u64,
+    /// Wakes the connection.
+    wakes: Arc<dyn Wakes>,
+    /// The started changes of all connections to the export.
+    changes: Arc<Changes>,
+    /// How many of them are of this connection.
+    own_changes: usize,
     done: Vec<Done<Command>>,
     incoming: Option<Incoming>,
     refused: Option<Refused>,
@@ -134,7 +144,11 @@ impl Session {
             rules: Rules::new(negotiated, limits.max_request_bytes),
             limits: limits.clone(),
             share: *share,
+            wakes: Arc::clone(&mailbox) as Arc<dyn Wakes>,
             queue: DeviceQueue::new(device, Context { queue, class: 0 }, mailbox),
+            id,
+            changes: Arc::clone(&negotiated.export.changes),
+            own_changes: 0,
             done: Vec::new(),
             incoming: None,
             refused: None,
@@ -258,6 +272,9 @@ impl Session {
         input: &mut Input,
         output: &mut Output,
     ) -> Option<Progress> {
+        if self.must_wait(command) {
+            return Some(Progress::Blocked);
+        }
         let is_taken = match command.action {
             Action::Disconnect => {
                 input.consume(REQUEST_BYTES);
@@ -430,6 +447,11 @@ impl Session {
         if !whole {
             return Some(Progress::NeedInput);
         }
+        // Others may have begun while the data came.
+        let command = self.incoming.as_ref().map(|incoming| incoming.command);
+        if command.is_some_and(|command| self.must_wait(&command)) {
+            return Some(Progress::Blocked);
+        }
         if let Some(Incoming { command, flags, payload: buffer, .. }) = self.incoming.take() {
             self.payload_bytes -= memory_of(&command);
             let write = OwnedOperation::Write { offset: command.offset, buffer, flags };
@@ -472,8 +494,20 @@ impl Session {
         Some(incoming.command.data_bytes() - incoming.received)
     }
 
+    /// Returns whether the request must wait for the end of another connection's change. The
+    /// mailbox is woken then.
+    fn must_wait(&self, command: &Command) -> bool {
+        let own = (self.id, self.own_changes);
+        let changed = command.changed_bytes();
+        changed.is_some_and(|bytes| self.changes.must_wait(own, &bytes, &self.wakes))
+    }
+
     fn submit(&mut self, command: &Command, operation: OwnedOperation, then: Then) {
         self.payload_bytes += memory_of(command);
+        if let Some(bytes) = command.changed_bytes() {
+            self.changes.begin(self.id, bytes);
+            self.own_changes += 1;
+        }
         self.queue.start(*command, operation, then);
     }
 
@@ -484,6 +518,10 @@ impl Session {
         let any = !complete.is_empty();
         for Done { tag: command, result, operation } in complete.drain(..) {
             self.payload_bytes -= memory_of(&command);
+            if let Some(bytes) = command.changed_bytes() {
+                self.changes.end(self.id, &bytes);
+                self.own_changes -= 1;
+            }
             self.answer(&command, operation, result, output);
         }
         complete.shrink_to(DONE_KEPT);

@@ -8,6 +8,8 @@
 //!
 //! Entry points: [`Rules::new`], [`check`], [`operation_of`], [`errno_of`].
 
+use std::ops::Range;
+
 use tidegate::device::{
     DeviceError, DeviceErrorKind, Extent, OwnedOperation, WriteFlags, ZeroFlags,
 };
@@ -96,6 +98,14 @@ pub(super) struct Command {
 }
 
 impl Command {
+    /// Returns the bytes that the request changes, or `None` if it changes none.
+    pub(super) fn changed_bytes(&self) -> Option<Range<u64>> {
+        use Control::{Trim, WriteZeroes};
+        let changes =
+            matches!(self.action, Action::Write(_) | Action::Control(Trim { .. } | WriteZeroes(_)));
+        changes.then(|| self.offset..self.offset + u64::from(self.len))
+    }
+
     /// Returns the length of the data in the reply or behind the request.
     pub(super) fn data_bytes(&self) -> usize {
         match self.action {

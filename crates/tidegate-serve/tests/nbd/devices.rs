@@ -6,8 +6,8 @@ use crossbeam_channel::{Receiver, Sender, unbounded};
 use parking_lot::Mutex;
 use tidegate::device::memory::MemoryDevice;
 use tidegate::device::{
-    Attempt, BlockDevice, Context, DeviceError, DeviceErrorKind, Extent, Geometry, Operation,
-    Result, WriteFlags, ZeroFlags,
+    Attempt, BlockDevice, BlockDeviceExt, Context, DeviceError, DeviceErrorKind, Extent, Geometry,
+    Operation, Result, WriteFlags, ZeroFlags,
 };
 
 use crate::harness::memory;
@@ -81,6 +81,11 @@ impl Probe {
 
     pub(crate) fn calls(&self) -> Vec<Call> {
         self.calls.lock().clone()
+    }
+
+    /// Reads past the gate.
+    pub(crate) fn content(&self, offset: u64, buf: &mut [u8]) {
+        self.memory.read(offset, buf).expect("memory is read");
     }
 
     fn called(&self, call: Call, offset: u64) -> Result<()> {

@@ -7,7 +7,7 @@ use tidegate::device::{BlockDevice, DeviceErrorKind, Extent, Operation, WriteFla
 use tidegate_serve::nbd::{Export, ServerBuilder};
 
 use crate::client::*;
-use crate::devices::{Call, Probe};
+use crate::devices::{Arrival, Call, Probe};
 use crate::harness::TestServer;
 use crate::harness::memory;
 
@@ -346,4 +346,37 @@ fn a_connection_has_256_requests_in_flight() {
         .collect();
     cookies.sort_unstable();
     assert!(cookies.into_iter().eq(0..256));
+}
+
+/// A client sends a write again whose connection broke, while the device still works on the first
+/// one. Otherwise the older write could end last, over the newer one.
+#[test]
+fn a_change_waits_for_one_of_another_connection_that_it_overlaps() {
+    let (probe, gate) = Probe::gated(2048);
+    let server = TestServer::serve(std::sync::Arc::clone(&probe) as _);
+    let mut first = Client::simple(&server.path());
+    first.request(WRITE, 0, 1, 0, 1024);
+    first.send(&[1; 1024]);
+    let held = gate.recv().expect("arrives");
+    drop(first);
+    let mut second = Client::simple(&server.path());
+    second.request(WRITE, 0, 2, 512, 512);
+    second.send(&[2; 512]);
+    let mut third = Client::simple(&server.path());
+    third.request(WRITE_ZEROES, 0, 3, 0, 512);
+    // Other changes go on, of new clients too.
+    for _ in 0..100 {
+        Client::simple(&server.path()).write(2048, &[3; 512]);
+    }
+    assert!(gate.is_empty(), "a change began over one that is under way");
+    held.open();
+    // These two do not overlap.
+    let both = [gate.recv().expect("arrives"), gate.recv().expect("arrives")];
+    both.into_iter().for_each(Arrival::open);
+    assert_eq!((second.simple_reply(), third.simple_reply()), ((0, 2), (0, 3)));
+    let mut block = [0; 512];
+    let calls = probe.calls();
+    assert!(matches!(calls.first(), Some(Call::Write(0, 1024, _))), "{calls:?}");
+    probe.content(512, &mut block);
+    assert_eq!(block, [2; 512]);
 }
