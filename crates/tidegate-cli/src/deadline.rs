@@ -8,6 +8,8 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 use parking_lot::{Condvar, Mutex};
+use tidegate::device::BlockDeviceExt;
+use tidegate::dram::Policy;
 use tidegate::size::Size;
 
 use crate::log::{self, Level, say};
@@ -69,6 +71,9 @@ impl Deadline {
         let limit = if state.at.is_none() { self.timeout } else { AFTER_SECOND };
         let now = Instant::now();
         let until = now + limit;
+        if state.began.is_none() {
+            state.served.iter().for_each(save);
+        }
         state.began.get_or_insert(now);
         state.at = Some(state.at.map_or(until, |at| at.min(until)));
         self.changed.notify_all();
@@ -100,6 +105,23 @@ impl Deadline {
         }
         None
     }
+}
+
+/// Starts a thread that makes the pool hold what only the DRAM tier has. The server itself does so
+/// once its clients' requests have ended, and one of these may wait for a backing that hangs.
+fn save(one: &Served) {
+    let (stack, pool) = (Arc::clone(&one.stack), one.plan.pool.display().to_string());
+    if one.plan.args.dram.policy == Policy::None {
+        return;
+    }
+    let save = move || {
+        if let Err(error) = stack.top().flush() {
+            let error = anyhow::Error::from(error);
+            say(Level::Error, format_args!("{pool} cannot take what the DRAM tier has: {error:#}"));
+        }
+    };
+    // Without the thread, the stop saves the data in its turn.
+    drop(std::thread::Builder::new().name("save".into()).spawn(save));
 }
 
 /// Logs the data that stays in the pools and the data that is lost, and ends the process.

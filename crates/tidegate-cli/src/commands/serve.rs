@@ -159,12 +159,22 @@ fn end_control(served: &[Served], control: Vec<Vec<ControlServer>>) {
     }
 }
 
-/// Closes each stack, even after another one failed: drains it, or leaves its data in the pool.
+/// Closes all stacks at once, since one may wait for its backing until the deadline: drains each,
+/// or leaves its data in the pool.
 ///
 /// # Errors
 /// Returns the first failure; the others are logged.
 fn close_all(served: &[Served]) -> Result<()> {
-    first_failure(served.iter().map(|one| one.stack.close().map_err(Into::into)))
+    let close = |one: &Served| one.stack.close().map_err(Into::into);
+    std::thread::scope(|scope| {
+        let start = |one| std::thread::Builder::new().spawn_scoped(scope, move || close(one));
+        let closing: Vec<_> = served.iter().map(|one| (one, start(one))).collect();
+        first_failure(closing.into_iter().map(|(one, closing)| match closing {
+            Ok(closing) => closing.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)),
+            // Without memory for a thread, the stacks are closed one after the other.
+            Err(_) => close(one),
+        }))
+    })
 }
 
 /// Awaits all `results`.

@@ -10,6 +10,7 @@ use rustix::fs::OFlags;
 use rustix::process::{Pid, Resource, Rlimit, Signal, kill_process, prlimit};
 
 use crate::behind::{Scene, kill, read, write};
+use crate::nbd::Client;
 use crate::support::{Server, ok, scratch, tidegate};
 
 const BLOCKS: usize = 20;
@@ -68,6 +69,56 @@ fn a_stop_leaves_in_the_pool_what_a_hanging_backing_does_not_take() {
         assert!(code == Some(1) && said.contains(&told), "{code:?}: {said}");
         assert_kept(&scene, 5);
     }
+}
+
+/// The log has free space for what the DRAM tier holds. Only a read waits for the backing.
+#[test]
+fn a_stop_keeps_what_a_dram_tier_has_while_a_read_hangs() {
+    let scene = Scene::new("log");
+    let server = serve(&scene, "delay:60s,", &["--stop-timeout=3", "--dram=transit:4M"]);
+    write_all(&scene, 6);
+    let mut reader = scene.client();
+    reader.send_read(1, 8 << 20, 4096).unwrap();
+    // The server has taken the read once it has answered a later write.
+    write(&mut reader, 0, 6);
+    kill_process(server.pid(), Signal::TERM).unwrap();
+    let (code, said) = await_end(server);
+    assert!(code == Some(1) && !said.contains("in the DRAM tier are lost"), "{code:?}: {said}");
+    assert_kept(&scene, 6);
+}
+
+/// Each pool of a server is closed, whatever the backing of another one does.
+#[test]
+fn a_hanging_backing_keeps_no_other_pool_from_its_stop() {
+    let (hanging, other) = (Scene::new("log"), scratch());
+    let pool = other.path().join("pool");
+    ok(["create", pool.to_str().unwrap(), "--engine=btt", "--size=32M"]);
+    let (sockets, config) = (hanging.path("socket"), hanging.path("config.toml"));
+    let text = format!(
+        "nbd = [\"unix:{}\"]\nstop-timeout = 2\n\n[[device]]\npool = \"{}\"\nexport = \"a\"\n\
+         backing = \"delay:60s,{}\"\n\n[[device]]\npool = \"{}\"\nexport = \"b\"\n\
+         dram = \"lru:4M\"\n",
+        sockets.display(),
+        hanging.pool().display(),
+        hanging.path("disk").display(),
+        pool.display(),
+    );
+    std::fs::write(&config, text).unwrap();
+    let mut command = tidegate();
+    command.args(["serve", "--config"]).arg(&config).stderr(Stdio::piped());
+    let server = Server::spawn(&mut command);
+    for export in ["a", "b"] {
+        let mut client = Client::connect_to(&sockets, export).unwrap();
+        (0..BLOCKS).for_each(|lba| write(&mut client, lba, 7));
+    }
+    kill_process(server.pid(), Signal::TERM).unwrap();
+    let (code, said) = await_end(server);
+    assert_eq!(code, Some(1), "{said}");
+    let socket = other.path().join("socket");
+    let server = Server::start(&pool, &socket, &[]);
+    let mut client = Client::connect(&socket).unwrap();
+    (0..BLOCKS).for_each(|lba| assert_eq!(read(&mut client, lba), 7, "{said}"));
+    assert!(server.stop(Signal::TERM).0.success());
 }
 
 /// What a DRAM tier could not write into the pool is lost, and said to be.

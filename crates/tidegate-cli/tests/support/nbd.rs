@@ -27,6 +27,11 @@ pub(crate) struct Client {
 impl Client {
     /// Connects and asks for the default export.
     pub(crate) fn connect(socket: &Path) -> io::Result<Self> {
+        Self::connect_to(socket, "")
+    }
+
+    /// Connects and asks for an export.
+    pub(crate) fn connect_to(socket: &Path, export: &str) -> io::Result<Self> {
         let mut stream = UnixStream::connect(socket)?;
         let mut greeting = [0; 18];
         stream.read_exact(&mut greeting)?;
@@ -35,8 +40,11 @@ impl Client {
         hello.extend(3_u32.to_be_bytes()); // fixed newstyle, no zeroes
         hello.extend(OPTION_MAGIC.to_be_bytes());
         hello.extend(OPT_GO.to_be_bytes());
-        hello.extend(6_u32.to_be_bytes());
-        hello.extend([0; 6]); // the empty name, no information requests
+        let name_bytes = u32::try_from(export.len()).expect("a short name");
+        hello.extend((name_bytes + 6).to_be_bytes());
+        hello.extend(name_bytes.to_be_bytes());
+        hello.extend(export.as_bytes());
+        hello.extend([0; 2]); // no information requests
         stream.write_all(&hello)?;
         while read_option_reply(&mut stream)? != REP_ACK {}
         Ok(Self { stream })
