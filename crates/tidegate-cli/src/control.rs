@@ -9,11 +9,11 @@ use tidegate::pool::{Content, Glance, glance};
 use tidegate::stack::Stat;
 use tidegate::stats::{Collector, Metric, Reading, Unit};
 use tidegate::tier::Purged;
-use tidegate_serve::control::{Asked, ControlServer, Reply, Request, ask};
+use tidegate_serve::control::{Asked, ControlServer, Reply, Request, ask, ask_if};
 use tidegate_serve::metrics::MetricsServer;
 use tidegate_serve::nbd::{ListenAddress, Statistics};
 
-use tidegate_run::{PoolPaths, open_pool_file};
+use tidegate_run::{PoolPaths, has_open, inspect_pool, is_locked, open_pool_file};
 
 use crate::log::{Level, say};
 use crate::served::Served;
@@ -67,7 +67,11 @@ static REQUESTS: [Counted; 9] = [
 /// # Errors
 /// The pool cannot be inspected, or the directory is not the user's own.
 fn socket_of(pool: &Path) -> Result<PathBuf> {
-    Ok(PoolPaths::of_pool(pool)?.socket().with_extension("serve"))
+    Ok(serve_socket(&PoolPaths::of_pool(pool)?))
+}
+
+fn serve_socket(paths: &PoolPaths) -> PathBuf {
+    paths.socket().with_extension("serve")
 }
 
 /// Answers control requests for `served` until the servers are dropped, at the socket of its pool,
@@ -212,6 +216,10 @@ impl<T> Answer<T> {
             Self::Of(answer) => Ok(answer),
             Self::Nobody => match content_of(target)? {
                 Some(found) => bail!("{shown} holds {found}, no pool"),
+                None if is_locked(target) => bail!(
+                    "{shown} is open in a process that does not answer here: run this as that \
+                     process's user, or as root"
+                ),
                 None => bail!("{shown} is not served: {no_server}"),
             },
             Self::Supervisor => bail!("{shown} is {supervisor}"),
@@ -244,8 +252,7 @@ pub(crate) fn stat_of(target: &Path) -> Result<Answer<Stat>> {
 }
 
 fn statistics(target: &Path, asked: &Request) -> Result<Answer<Stat>> {
-    let socket = socket_at(target)?;
-    request(&socket, &socket, asked, |reply| match reply {
+    request(target, asked, |reply| match reply {
         Reply::Stat { stat } => Some(*stat),
         _ => None,
     })
@@ -279,7 +286,7 @@ pub(crate) struct Flushed {
 /// # Errors
 /// The server does not answer, or the backing or the memory failed.
 pub(crate) fn flush_of(pool: &Path) -> Result<Answer<Flushed>> {
-    request(pool, &socket_of(pool)?, &Request::Flush, |reply| match reply {
+    request(pool, &Request::Flush, |reply| match reply {
         Reply::Flushed { left_bytes, uncommitted_bytes, has_no_backing } => {
             Some(Flushed { left_bytes, uncommitted_bytes, has_no_backing })
         }
@@ -293,7 +300,7 @@ pub(crate) fn flush_of(pool: &Path) -> Result<Answer<Flushed>> {
 /// # Errors
 /// The server does not answer, or the backing or the memory failed.
 pub(crate) fn purge_of(pool: &Path) -> Result<Answer<Purged>> {
-    request(pool, &socket_of(pool)?, &Request::Purge, |reply| match reply {
+    request(pool, &Request::Purge, |reply| match reply {
         Reply::Purged { freed_bytes, left_bytes } => Some(Purged { freed_bytes, left_bytes }),
         _ => None,
     })
@@ -305,7 +312,7 @@ pub(crate) fn purge_of(pool: &Path) -> Result<Answer<Purged>> {
 /// A setting cannot be changed, or the server does not answer.
 pub(crate) fn set_at(target: &Path, settings: &[(String, String)]) -> Result<Answer<()>> {
     let set = Request::Set { settings: settings.to_vec() };
-    request(target, &socket_at(target)?, &set, |reply| matches!(reply, Reply::Set).then_some(()))
+    request(target, &set, |reply| matches!(reply, Reply::Set).then_some(()))
 }
 
 /// Asks the server at `target` to copy its pool, or the pool's backing, to `file`.
@@ -313,9 +320,8 @@ pub(crate) fn set_at(target: &Path, settings: &[(String, String)]) -> Result<Ans
 /// # Errors
 /// No server has the pool open, or it cannot be copied.
 pub(crate) fn snapshot_at(target: &Path, file: &Path) -> Result<Made> {
-    let socket = socket_at(target)?;
     let file = std::path::absolute(file).context("cannot tell where this process is")?;
-    let made = request(target, &socket, &Request::Snapshot { file }, |reply| match reply {
+    let made = request(target, &Request::Snapshot { file }, |reply| match reply {
         Reply::Snapshot { bytes, held_ns, backing } => {
             Some(Made { bytes, held: Duration::from_nanos(held_ns), backing })
         }
@@ -328,30 +334,24 @@ pub(crate) fn snapshot_at(target: &Path, file: &Path) -> Result<Made> {
     )
 }
 
-/// Returns `target` if that is a socket, else the control socket of the pool there.
-fn socket_at(target: &Path) -> Result<PathBuf> {
-    if is_socket(target) { Ok(target.to_owned()) } else { socket_of(target) }
-}
-
 /// Returns whether a socket is at `path`.
 pub(crate) fn is_socket(path: &Path) -> bool {
     use std::os::unix::fs::FileTypeExt;
     path.metadata().is_ok_and(|found| found.file_type().is_socket())
 }
 
-/// Sends `asked` to the server at `socket`; `of` takes the answer out of the expected reply.
+/// Sends `asked` to the server that listens at `target`, or serves the pool there; `of` takes the
+/// answer out of the expected reply.
 ///
 /// # Errors
-/// The server does not answer, refuses, or replies something else. Messages name `named`.
+/// The server does not answer, refuses, or replies something else.
 fn request<T>(
-    named: &Path,
-    socket: &Path,
+    target: &Path,
     asked: &Request,
     of: impl FnOnce(Reply) -> Option<T>,
 ) -> Result<Answer<T>> {
-    let shown = named.display();
-    let answer = ask(socket, asked);
-    match answer.with_context(|| format!("the server at {} does not answer", socket.display()))? {
+    let shown = target.display();
+    match answer_at(target, asked)? {
         Asked::Reply(Reply::Failed { message }) => bail!("{shown}: {message}"),
         Asked::Reply(reply) => match of(reply) {
             Some(answer) => Ok(Answer::Of(answer)),
@@ -360,4 +360,32 @@ fn request<T>(
         Asked::Nobody => Ok(Answer::Nobody),
         Asked::Other => Ok(Answer::Supervisor),
     }
+}
+
+/// Asks the server that listens at `target`, or serves the pool there: a server of this user, or,
+/// for root, of any user if it has the pool open.
+fn answer_at(target: &Path, asked: &Request) -> Result<Asked> {
+    let not_answered =
+        |socket: &Path| format!("the server at {} does not answer", socket.display());
+    if is_socket(target) {
+        return ask(target, asked).with_context(|| not_answered(target));
+    }
+    inspect_pool(target)?;
+    // Without the directory of the sockets, no server of this user can be asked.
+    let own = socket_of(target)
+        .ok()
+        .map(|socket| ask(&socket, asked).with_context(|| not_answered(&socket)));
+    let own = own.transpose()?.unwrap_or(Asked::Nobody);
+    if own != Asked::Nobody || !rustix::process::geteuid().is_root() {
+        return Ok(own);
+    }
+    for paths in PoolPaths::of_others(target)? {
+        let socket = serve_socket(&paths);
+        let asked = ask_if(&socket, asked, |process| has_open(process, target));
+        let asked = asked.with_context(|| not_answered(&socket))?;
+        if asked != Asked::Nobody {
+            return Ok(asked);
+        }
+    }
+    Ok(Asked::Nobody)
 }

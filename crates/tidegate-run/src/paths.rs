@@ -321,6 +321,42 @@ pub(crate) fn existing_pool(path: &Path) -> Result<PathBuf> {
     Ok(path)
 }
 
+/// Returns two numbers that tell a pool from all others of this machine.
+fn identity(pool: &Metadata) -> (u64, u64) {
+    let is_device = pool.file_type().is_char_device();
+    if is_device { (pool.rdev(), 0) } else { (pool.dev(), pool.ino()) }
+}
+
+/// Returns whether the process has the pool at `path` open. Only root can tell for processes of all
+/// users.
+#[must_use]
+pub fn has_open(process: rustix::process::Pid, path: &Path) -> bool {
+    let Ok(pool) = path.metadata() else { return false };
+    let opened = std::fs::read_dir(format!("/proc/{process}/fd")).into_iter().flatten().flatten();
+    let mut opened = opened.filter_map(|entry| entry.path().metadata().ok());
+    opened.any(|found| identity(&found) == identity(&pool) && found.file_type() == pool.file_type())
+}
+
+/// Returns whether any process of this machine has locked the pool at `path`. Takes no lock.
+#[must_use]
+pub fn is_locked(path: &Path) -> bool {
+    let Ok(pool) = path.metadata() else { return false };
+    let (major, minor) = (rustix::fs::major(pool.dev()), rustix::fs::minor(pool.dev()));
+    let place = format!(" {major:02x}:{minor:02x}:{} ", pool.ino());
+    let locks = std::fs::read_to_string("/proc/locks").unwrap_or_default();
+    locks.lines().any(|line| line.contains("FLOCK") && line.contains(&place))
+}
+
+/// Returns whether `directory` is the shared directory of the user in its name, and closed to all
+/// others.
+fn is_of_its_user(directory: &Path) -> bool {
+    let name = directory.file_name().and_then(|name| name.to_str());
+    let user = name.and_then(|name| name.strip_prefix("tidegate-")?.parse().ok());
+    directory.symlink_metadata().is_ok_and(|found| {
+        found.is_dir() && Some(found.uid()) == user && found.mode() & OTHERS == 0
+    })
+}
+
 /// The paths of the files that the processes of one pool share: equal for every path to the pool.
 #[derive(Debug, Clone)]
 pub struct PoolPaths {
@@ -334,13 +370,24 @@ impl PoolPaths {
     /// Fails if the pool cannot be inspected, or the directory for the paths cannot be made or is
     /// not the user's own.
     pub fn of_pool(path: &Path) -> Result<Self> {
-        let metadata = inspect_pool(path)?;
-        let is_device = metadata.file_type().is_char_device();
-        let (device, inode) =
-            if is_device { (metadata.rdev(), 0) } else { (metadata.dev(), metadata.ino()) };
+        let (device, inode) = identity(&inspect_pool(path)?);
         let directory = shared_directory();
         own_directory(&directory)?;
         Ok(Self { stem: directory.join(format!("{device:x}-{inode:x}")) })
+    }
+
+    /// Returns the paths for the pool at `path` that processes of other users have. Only root can
+    /// use them. The owner of the directory made all files there, maybe for another purpose.
+    ///
+    /// # Errors
+    /// Fails if the pool cannot be inspected.
+    pub fn of_others(path: &Path) -> Result<Vec<Self>> {
+        let (device, inode) = identity(&inspect_pool(path)?);
+        let entries = std::fs::read_dir(SHARED_MEMORY).into_iter().flatten().flatten();
+        let directories = entries.map(|entry| entry.path()).filter(|path| is_of_its_user(path));
+        let others = directories.filter(|directory| *directory != shared_directory());
+        let stems = others.map(|directory| directory.join(format!("{device:x}-{inode:x}")));
+        Ok(stems.map(|stem| Self { stem }).collect())
     }
 
     /// Returns the path of the control memory.

@@ -18,6 +18,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use rustix::fd::{AsFd, BorrowedFd};
+use rustix::process::Pid;
 use serde::{Deserialize, Serialize};
 use tidegate::stack::Stat;
 
@@ -260,10 +261,26 @@ pub enum Asked {
 /// # Errors
 /// Fails if the connection breaks, or the answer is malformed.
 pub fn ask(path: &Path, request: &Request) -> io::Result<Asked> {
+    ask_if(path, request, |_| true)
+}
+
+/// Asks the server that listens at `path` if its process is the expected one.
+///
+/// # Errors
+/// As for [`ask`].
+pub fn ask_if(
+    path: &Path,
+    request: &Request,
+    is_expected: impl FnOnce(Pid) -> bool,
+) -> io::Result<Asked> {
     let server = match UnixStream::connect(path) {
         Ok(server) => server,
         Err(error) => return not_connected(error),
     };
+    // The kernel's answer is the process that began to listen.
+    if !is_expected(rustix::net::sockopt::socket_peercred(&server)?.pid) {
+        return Ok(Asked::Nobody);
+    }
     server.set_nonblocking(true)?;
     let mut server = Peer::new(server.into());
     let mut line = serde_json::to_vec(request)?;

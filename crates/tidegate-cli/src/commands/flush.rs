@@ -5,7 +5,7 @@ use tidegate::size::Size;
 use tidegate_run::{Asked, PoolPaths, RecoverOptions, Reply, Request, ask_at, existing_log};
 
 use super::backed_pool;
-use super::recover::{destage_device, recover};
+use super::recover::{destage_device, recover, without_supervisors};
 use crate::args::FlushArgs;
 use crate::output::{Terminal, line};
 
@@ -24,7 +24,10 @@ pub(crate) fn run(args: &FlushArgs) -> Result<()> {
         return backed_pool::clean(engine, &args.pool);
     }
     let pool = existing_log(&args.pool)?;
-    let paths = PoolPaths::of_pool(&pool)?;
+    let paths = match PoolPaths::of_pool(&pool) {
+        Ok(paths) => paths,
+        Err(error) => return without_supervisors(&pool, false, error),
+    };
     let shown = args.pool.display();
     match ask_at(&paths, &Request::Flush, &Terminal::new(false))? {
         Asked::Reply(Reply::Flushed { retired_bytes: 0 }) => {

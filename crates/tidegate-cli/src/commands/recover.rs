@@ -23,7 +23,11 @@ pub(crate) fn run(args: &RecoverArgs) -> Result<()> {
         return backed_pool::recover(engine, args);
     }
     let pool = existing_log(&args.pool)?;
-    let paths = PoolPaths::of_pool(&pool)?;
+    let paths = match PoolPaths::of_pool(&pool) {
+        Ok(paths) => paths,
+        Err(error) if !args.discard => return without_supervisors(&pool, args.salvage, error),
+        Err(error) => return Err(error),
+    };
     let lock = paths.lock()?;
     // A supervisor that closes the connection has just died; opening the pool recovers its log.
     if ask(&paths.socket(), &Request::Stat, &Terminal::new(false))
@@ -56,6 +60,16 @@ pub(super) fn destage_device(pool: &Path, salvage: bool) -> Result<Option<()>> {
     let shown = pool.display();
     line(format_args!("{shown}: recovered: what the log had was written to {backing}: {found}"))?;
     Ok(Some(()))
+}
+
+/// Destages the log's records of a device where no supervisor can run: it has no place for its
+/// files, as in a rescue shell without a writable `/dev/shm`, for the cause `error`.
+///
+/// # Errors
+/// `error` if the log is for files, which only a supervisor restores; else as
+/// [`destage_device`].
+pub(super) fn without_supervisors(pool: &Path, salvage: bool, error: anyhow::Error) -> Result<()> {
+    destage_device(pool, salvage)?.ok_or(error)
 }
 
 /// Starts a supervisor that restores the files from the log, and prints the result.

@@ -1,6 +1,6 @@
 //! `tidegate stat`: describes a pool, and shows the counts of its server or supervisor.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -106,18 +106,22 @@ fn of_header(path: &Path) -> Result<Found> {
 
 fn of_log(path: &Path) -> Result<Found> {
     let pool = existing_log(path)?;
-    let paths = PoolPaths::of_pool(&pool)?;
-    let statistics = match ask_at(&paths, &Request::Stat, &Terminal::new(false))? {
-        Asked::Reply(Reply::Statistics(statistics)) => statistics,
+    // Without a directory for its files, no supervisor can run.
+    let Ok(paths) = PoolPaths::of_pool(&pool) else { return of_unsupervised(pool) };
+    match ask_at(&paths, &Request::Stat, &Terminal::new(false))? {
+        Asked::Reply(Reply::Statistics(statistics)) => Ok(Found::Supervisor(statistics)),
         Asked::Reply(_) => {
             bail!("{}: its supervisor gave an answer of another kind", path.display())
         }
-        Asked::Unsupervised(_lock) => {
-            let (log_bytes, log_used_bytes) = log_in_use(&pool)?;
-            Box::new(Statistics { pool, log_bytes, log_used_bytes, ..Statistics::default() })
-        }
-    };
-    Ok(Found::Supervisor(statistics))
+        Asked::Unsupervised(_lock) => of_unsupervised(pool),
+    }
+}
+
+/// Describes a log that no supervisor uses.
+fn of_unsupervised(pool: PathBuf) -> Result<Found> {
+    let (log_bytes, log_used_bytes) = log_in_use(&pool)?;
+    let found = Statistics { pool, log_bytes, log_used_bytes, ..Statistics::default() };
+    Ok(Found::Supervisor(Box::new(found)))
 }
 
 /// Prints the description, and every metric that is not 0.

@@ -11,7 +11,7 @@ use serde_json::Value;
 use tempfile::TempDir;
 
 use crate::nbd::Client;
-use crate::support::{Server, ok, run, scratch, tool, user};
+use crate::support::{Server, directory_in, ok, run, scratch, succeed, tool, user};
 
 struct Scene {
     dir: TempDir,
@@ -176,6 +176,62 @@ fn settings_change_what_may_change_and_say_why_the_rest_does_not() {
     }
     assert_eq!(run(["set", &pool, "nothing"]).status.code(), Some(2));
     assert!(server.stop(Signal::TERM).0.success());
+}
+
+/// As under the unit: the server's user owns the pool, and root operates it.
+#[test]
+fn root_asks_the_servers_of_all_users_and_others_are_told_whom_to_be() {
+    let (scene, installed) = (Scene::new("btt"), directory_in("/var/tmp".into()));
+    let (uid, gid) = user("nobody");
+    for directory in [scene.dir.path(), installed.path()] {
+        std::fs::set_permissions(directory, std::fs::Permissions::from_mode(0o755)).unwrap();
+    }
+    for path in [scene.dir.path(), &scene.path("pool")] {
+        std::os::unix::fs::chown(path, Some(uid), Some(gid)).unwrap();
+    }
+    let copy =
+        tool("cp", "coreutils").arg(env!("CARGO_BIN_EXE_tidegate")).arg(installed.path()).status();
+    assert!(copy.unwrap().success());
+    let as_user = |uid: u32| {
+        let mut command = tool("setpriv", "util-linux");
+        command.args(["--clear-groups", &format!("--reuid={uid}"), &format!("--regid={gid}")]);
+        command.arg(installed.path().join("tidegate"));
+        command
+    };
+    let (pool, nbd) = (scene.text("pool"), format!("--nbd=unix:{}", scene.text("socket")));
+    let server = Server::spawn(as_user(uid).args(["serve", &pool, &nbd]));
+    assert_eq!(scene.stat("pool")["live"], true);
+    ok(["flush", &pool]);
+    ok(["snapshot", &pool, &scene.text("copy")]);
+    for arguments in [&["snapshot", &pool, "/dev/null"][..], &["stat", "--reset", &pool]] {
+        let said = as_user(uid + 1).args(arguments).output().unwrap().stderr;
+        let said = String::from_utf8(said).unwrap();
+        assert!(said.contains("as that process's user, or as root"), "{said}");
+    }
+    assert!(server.stop(Signal::TERM).0.success());
+}
+
+/// As in a rescue shell: no server can be there, and the pool's lock proves it.
+#[test]
+fn a_pool_is_written_back_where_no_socket_can_be() {
+    for engine in ["cache", "log"] {
+        let dir = directory_in("/var/tmp".into());
+        let path = |name: &str| dir.path().join(name).to_str().unwrap().to_owned();
+        let (pool, disk) = (path("pool"), path("disk"));
+        ok(["create", &pool, &format!("--engine={engine}"), "--size=8M"]);
+        std::fs::File::create(&disk).unwrap().set_len(16 << 20).unwrap();
+        let (socket, backing) = (dir.path().join("socket"), format!("--backing={disk}"));
+        let server = Server::start(Path::new(&pool), &socket, &[&backing]);
+        write(&socket, 10);
+        rustix::process::kill_process(server.pid(), Signal::KILL).unwrap();
+        server.wait_killed();
+        let tidegate = env!("CARGO_BIN_EXE_tidegate");
+        let script = format!(
+            "mount -t tmpfs -o ro none /dev/shm && {tidegate} stat {pool} && {tidegate} flush {pool}"
+        );
+        succeed(tool("unshare", "util-linux").args(["-m", "sh", "-c", &script]));
+        assert_eq!(std::fs::read(&disk).unwrap()[9 * 4096], 7, "{engine}");
+    }
 }
 
 /// The value of setting `key` of the pool.
