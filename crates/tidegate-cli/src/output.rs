@@ -39,8 +39,18 @@ pub(crate) fn line(line: impl std::fmt::Display) -> io::Result<()> {
 /// # Errors
 /// Standard output is full.
 pub(crate) fn json(object: &impl Serialize) -> io::Result<()> {
-    let text = serde_json::to_string_pretty(object)?;
-    line(text)
+    line(escaped(&serde_json::to_string_pretty(object)?))
+}
+
+/// Returns JSON `text` without control characters in its strings: printing would show them in
+/// another way than JSON's.
+fn escaped(text: &str) -> String {
+    let escape = |character: char| match character {
+        '\n' => "\n".to_owned(),
+        control if control.is_control() => format!("\\u{:04x}", u32::from(control)),
+        other => other.to_string(),
+    };
+    text.chars().map(escape).collect()
 }
 
 /// Prints `label` and `value` as one aligned line.
@@ -128,4 +138,18 @@ fn bar(what: &'static str, template: &str) -> ProgressBar {
     let style = ProgressStyle::with_template(template);
     let style = style.unwrap_or_else(|_| ProgressStyle::default_bar());
     ProgressBar::with_draw_target(None, target).with_style(style).with_message(what)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn json_has_control_characters_in_its_own_form() {
+        let found = ["a\u{7f}b\u{85}\u{1}\"\n"];
+        let text = escaped(&serde_json::to_string_pretty(&found).expect("texts are JSON"));
+        let shown: String = text.chars().filter(|character| character.is_control()).collect();
+        assert_eq!(shown, "\n\n", "the lines of the text");
+        assert_eq!(serde_json::from_str::<[String; 1]>(&text).expect("it is JSON"), found);
+    }
 }

@@ -232,7 +232,8 @@ fn expect_listening(socket: &impl AsFd) -> std::io::Result<()> {
     Err(std::io::Error::other("it accepts no connections: LISTEN_FDS counts what was not passed"))
 }
 
-/// The right to begin to listen at a path: the lock of `PATH.lock`, which exists only meanwhile.
+/// The right to begin to listen at a path: the lock of a file beside it, which exists only
+/// meanwhile, and is always empty.
 struct Claim {
     path: PathBuf,
     _locked: File,
@@ -245,7 +246,7 @@ impl Claim {
     /// [`ServeError::InUse`] if another server holds the lock; [`ServeError::Io`].
     fn of(socket: &Path) -> Result<Self, ServeError> {
         let mut name = socket.as_os_str().to_owned();
-        name.push(".lock");
+        name.push(".tidegate-lock");
         let path = PathBuf::from(name);
         let failed = |error: std::io::Error| {
             ServeError::io(&format!("cannot lock {}", path.display()), error)
@@ -262,8 +263,12 @@ impl Claim {
                 Err(error) => return Err(failed(error.into())),
                 Ok(()) => {}
             }
-            // The previous holder may have removed the file after this server opened it.
             let ours = locked.metadata().map_err(failed)?;
+            if ours.len() > 0 {
+                let what = std::io::Error::other("a file with content is there");
+                return Err(failed(what));
+            }
+            // The previous holder may have removed the file after this server opened it.
             if file_at(&path).is_ok_and(|there| there == (ours.dev(), ours.ino())) {
                 return Ok(Self { path, _locked: locked });
             }

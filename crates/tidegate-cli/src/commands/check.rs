@@ -1,6 +1,5 @@
 //! `tidegate check`: prints a pool's faults. `--repair` restores all that the pool itself proves.
 
-use std::path::Path;
 use std::process::ExitCode;
 
 use anyhow::Result;
@@ -16,7 +15,7 @@ use crate::pool;
 /// The output of `--json`; the keys are a contract with scripts.
 #[derive(Serialize)]
 struct Outcome<'a> {
-    pool: &'a Path,
+    pool: String,
     clean: bool,
     engine: &'a str,
     #[serde(flatten)]
@@ -38,7 +37,8 @@ pub(crate) fn run(args: &CheckArgs) -> Result<ExitCode> {
     let (engine, checked) = checked?;
     let clean = checked.faults == 0;
     if args.json {
-        json(&Outcome { pool: &args.pool, clean, engine: engine.name(), report: checked.report })?;
+        let pool = args.pool.display().to_string();
+        json(&Outcome { pool, clean, engine: engine.name(), report: checked.report })?;
     } else {
         checked.lines.iter().try_for_each(line)?;
         line(verdict(&checked, args))?;

@@ -155,7 +155,11 @@ impl<'a> Table<'a> {
     ) -> Option<T> {
         let value = self.take(key)?;
         let (number, offset) = self.typed(key, "a whole number", &value, DeValue::as_integer)?;
-        self.noted(offset, key, parse(number.as_str()))
+        // The text has neither prefix nor underscores.
+        let decimal = i128::from_str_radix(number.as_str(), number.radix());
+        let decimal =
+            decimal.map_or_else(|_| number.as_str().to_owned(), |number| number.to_string());
+        self.noted(offset, key, parse(&decimal))
     }
 
     fn table_in(

@@ -193,3 +193,16 @@ fn device(document: &Document<'_>, mut table: Table<'_>) -> Option<DevicePlan> {
     }
     Some(DevicePlan { pool: pool?, args, memory, origin: Some(origin) })
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_are_read_in_each_form() {
+        let text = "nbd = [\"unix:/s\"]\nmax-connections = 0x4_00\nstop-timeout = 0b11\n\
+                    [[device]]\npool = \"/p\"\n";
+        let plan = parse(Path::new("file"), text).expect("it is right");
+        assert_eq!((plan.limits.connections, plan.stop_timeout.as_secs()), (1024, 3));
+    }
+}

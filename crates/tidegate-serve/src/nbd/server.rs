@@ -178,6 +178,9 @@ impl Server {
     }
 }
 
+/// Connections of a listener that are accepted before the server looks at its stop and at other
+/// listeners.
+const ACCEPTS_AT_ONCE: u32 = 16;
 /// Pause after an accept that fails because the system has no descriptors or memory left.
 const SHORTAGE_PAUSE: Duration = Duration::from_millis(100);
 
@@ -204,7 +207,7 @@ fn accept_until_stopped(
         short = false;
         let log = &shared.service.log;
         for listener in listeners {
-            if let Err(error) = accept_all(shared, listener) {
+            if let Err(error) = accept_some(shared, listener) {
                 short = true;
                 tell_shortage(&shortage, log, &error);
             }
@@ -226,14 +229,15 @@ fn tell_shortage(shortage: &Shortage, log: &Log, error: &ServeError) {
     shortage.note(log, &what, &format!("clients wait meanwhile{advice}"));
 }
 
-/// Accepts all waiting connections. Each mailbox is created before its connection is accepted: a
-/// client that waits while descriptors are short is served later, while an accepted one would be
-/// lost.
+/// Accepts waiting connections, at most [`ACCEPTS_AT_ONCE`]: clients that connect without end keep
+/// neither a stop nor the clients of another listener waiting. Each mailbox is created before its
+/// connection is accepted: a client that waits while descriptors are short is served later, while
+/// an accepted one would be lost.
 ///
 /// # Errors
 /// The system is short of descriptors or memory, or the socket fails; connections keep waiting.
-fn accept_all(shared: &Arc<Shared>, listener: &Listener) -> Result<(), ServeError> {
-    loop {
+fn accept_some(shared: &Arc<Shared>, listener: &Listener) -> Result<(), ServeError> {
+    for _ in 0..ACCEPTS_AT_ONCE {
         if !headroom::for_connection() {
             return Err(ServeError::io("cannot accept connections", Errno::NOMEM));
         }
@@ -245,6 +249,7 @@ fn accept_all(shared: &Arc<Shared>, listener: &Listener) -> Result<(), ServeErro
             Err(error) => return Err(ServeError::io("cannot accept connections", error)),
         }
     }
+    Ok(())
 }
 
 /// Returns whether an accept failed for one client, which has disconnected or was refused by the
