@@ -82,10 +82,13 @@ impl Core {
         let buckets = Traffic::buckets(content.pages());
         let passages: Vec<Passage> =
             buckets.into_iter().map(|it| self.backing.traffic.begin(it)).collect();
+        // Before the write: a flush that fails from now on may lose it.
+        let moment = self.backing.flushes.moment();
         let written = self.write_standing(content, ask, stored);
         let overlapped = passages.iter().filter(|it| !self.backing.traffic.end(it)).count();
         let written = written?;
         if overlapped == 0 {
+            let written = written.into_iter().map(|found| (found, moment));
             self.backing.written.lock().extend(written);
         }
         Ok(())

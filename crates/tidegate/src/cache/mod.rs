@@ -66,7 +66,7 @@ mod write;
 use std::sync::Arc;
 
 use background::Background;
-use backing::Backing;
+use backing::{Backing, Caller};
 use pages::Pages;
 use pages::writer::Writer;
 use parking_lot::Mutex;
@@ -335,7 +335,7 @@ impl Core {
         drop(self.requests.begin(RequestKind::Flush, 0));
         self.pages.commit_groups()?;
         if self.backing.passes_flush_on() {
-            self.pages.flush_backing()?;
+            self.pages.flush_backing(Caller::Client)?;
         }
         self.backing.ledger.report()
     }

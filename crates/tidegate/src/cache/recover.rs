@@ -23,6 +23,7 @@ use super::background::clean::Cleaners;
 use super::background::fill::Fills;
 use super::background::resize::Resizing;
 use super::backing::Backing;
+use super::backing::flushes::Flushes;
 use super::backing::pace::Pace;
 use super::backing::traffic::Traffic;
 use super::choices::Choices;
@@ -410,8 +411,9 @@ pub(super) fn open(
     let core = core_of(region, backing, geometry, header, recovery, choices, options);
     core.begin();
     // An earlier process may have written around the cache without a flush. If this flush fails,
-    // the next one tries again, and pages that are read before that are not cached.
-    let _ = core.pages.flush_backing();
+    // the ledger has that, and the next client's flush fails. Pages that are read before the next
+    // successful flush are not cached.
+    let _ = core.pages.flush_backing_recorded();
     Ok((core, found))
 }
 
@@ -439,6 +441,7 @@ fn core_of(
         geometry,
         traffic: Traffic::new(),
         ledger: Ledger::new("the cache"),
+        flushes: Flushes::default(),
         written: Mutex::default(),
         keeps_dirty: AtomicBool::new(false),
         pace: Pace::new(options.has_threads()),

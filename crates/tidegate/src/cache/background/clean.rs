@@ -20,6 +20,7 @@ use std::sync::Arc;
 use parking_lot::{Mutex, MutexGuard};
 
 use crate::cache::backing::traffic::{Passage, Traffic};
+use crate::cache::backing::{Caller, Failure};
 use crate::cache::counters::Counter;
 use crate::cache::pages::Pages;
 use crate::cache::pages::index::Found;
@@ -36,7 +37,7 @@ use crate::tier::clock::now_ns;
 use crate::tier::ledger::Failed;
 
 /// The result of a batch. The error says whether the backing or the pool failed.
-type Cleaned<T> = std::result::Result<T, Failed>;
+type Cleaned<T> = std::result::Result<T, Failure>;
 
 /// Number of cleaning threads: one copies the next batch while another one's is at the backing.
 pub(in crate::cache) const CLEANERS: u32 = 2;
@@ -194,7 +195,7 @@ impl Cleaners {
             self.write_batch(&runs, &scratch.data, &pages)?;
             self.pages.conclude_clean(&pages)?;
         }
-        damage.map_or(Ok(pages.len()), |damage| Err(Failed::Own(damage)))
+        damage.map_or(Ok(pages.len()), |damage| Err(damage.into()))
     }
 
     /// Begins writes to the buckets of the sorted `pages`, and drops pages whose buckets are busy.
@@ -225,7 +226,7 @@ impl Cleaners {
         pages: &mut Vec<Found>,
         scratch: &mut Scratch,
     ) -> Cleaned<(Vec<Run>, Option<DeviceError>)> {
-        self.read_bases(pages, &mut scratch.bases).map_err(Failed::Below)?;
+        self.read_bases(pages, &mut scratch.bases).map_err(below)?;
         device::resize(&mut scratch.data, pages.len() * PAGE)?;
         let mut bases = scratch.bases.chunks(PAGE);
         let (mut runs, mut filled): (Vec<Run>, usize) = (Vec::new(), 0);
@@ -302,27 +303,16 @@ impl Cleaners {
 
     /// Writes `runs`, which belong to `pages`, and flushes the backing, in turn with other batches.
     fn write_batch(&self, runs: &[Run], data: &[u8], pages: &[Found]) -> Cleaned<()> {
-        let _turn = self.lock_turn();
+        let _turn = self.pages.lock_slow(&self.turn);
+        // Before the first write: a flush that fails from now on may lose the pages.
+        let since = self.pages.backing.flushes.moment();
         let _waiting = waits::begin("a cleaner of the cache", "the backing");
         let began_ns = now_ns();
-        self.write_runs(runs, data).map_err(Failed::Below)?;
+        self.write_runs(runs, data).map_err(below)?;
         self.pages.count_each(Counter::CoreWrites, pages.iter());
-        self.pages.flush_backing()?;
+        self.pages.flush_backing_since(since, Caller::Other)?;
         self.batch.lock().see(pages.len(), now_ns().saturating_sub(began_ns));
         Ok(())
-    }
-
-    fn lock_turn(&self) -> MutexGuard<'_, ()> {
-        loop {
-            if self.pages.waker.is_running() && !self.pages.shards.is_driven() {
-                return self.turn.lock();
-            }
-            // Without worker threads, a simulator has to run the lock's holder meanwhile.
-            match self.turn.try_lock() {
-                Some(turn) => return turn,
-                None => self.pages.store.region.relax(),
-            }
-        }
     }
 
     fn write_runs(&self, runs: &[Run], data: &[u8]) -> Result<()> {
@@ -340,6 +330,11 @@ impl Cleaners {
         let requests: Vec<_> = runs.iter().map(request).collect();
         self.pages.backing.submit(requests, Counter::CoreWriteErrors)
     }
+}
+
+/// Returns the failure of a read or write of the backing.
+fn below(error: DeviceError) -> Failure {
+    Failure::Work(Failed::Below(error))
 }
 
 /// Adjacent bytes that one request writes.

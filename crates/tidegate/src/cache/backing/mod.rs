@@ -1,23 +1,25 @@
 //! The backing: the device below the cache, the writes to it that are under way or not flushed, and
 //! its failures.
 
+pub(super) mod flushes;
 pub(super) mod pace;
 pub(super) mod traffic;
 
 use std::ops::Range;
 use std::sync::Arc;
 
-use parking_lot::Mutex;
+use parking_lot::{Mutex, MutexGuard};
 
 use super::Ask;
 use super::counters::{Counter, Counters};
 use super::pages::index::Found;
 use super::span::{Content, bytes_at, bytes_of, pages_of};
 use crate::device::{
-    BlockDevice, BlockDeviceExt, Geometry, Request, Result, WriteFlags, ZeroFlags,
+    BlockDevice, BlockDeviceExt, DeviceError, Geometry, Request, Result, WriteFlags, ZeroFlags,
 };
 use crate::sync::{AtomicBool, Ordering};
 use crate::tier::ledger::{Failed, Ledger};
+use flushes::{Call, Flushes, Last, Moment};
 use pace::Pace;
 use traffic::Traffic;
 
@@ -28,12 +30,47 @@ pub(super) struct Backing {
     pub(super) geometry: Geometry,
     pub(super) traffic: Traffic,
     pub(super) ledger: Ledger,
-    /// Pages that mode `wt` wrote through. The next flush of the backing makes them clean.
-    pub(super) written: Mutex<Vec<Found>>,
+    pub(super) flushes: Flushes,
+    /// Pages that mode `wt` wrote through, each with a moment before the write. The next flush of
+    /// the backing makes them clean, if none has failed since the moment.
+    pub(super) written: Mutex<Vec<(Found, Moment)>>,
     /// Dirty pages stay in the pool: flushes end there.
     pub(super) keeps_dirty: AtomicBool,
     pub(super) pace: Pace,
     pub(super) counters: Arc<Counters>,
+}
+
+/// Who needs a flush of the backing, and learns of its failure.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Caller {
+    /// A client's flush, which fails.
+    Client,
+    /// Other work. If writes around the cache may be lost, the next client's flush fails.
+    Other,
+}
+
+/// Why work with the backing failed.
+#[derive(Debug)]
+pub(super) enum Failure {
+    /// A flush of the backing failed, which is recorded or reported.
+    Flush(DeviceError),
+    /// Another request failed, or the pool. No write around the cache is lost by that.
+    Work(Failed),
+}
+
+impl From<DeviceError> for Failure {
+    fn from(error: DeviceError) -> Self {
+        Self::Work(Failed::Own(error))
+    }
+}
+
+impl From<Failure> for DeviceError {
+    fn from(failure: Failure) -> Self {
+        match failure {
+            Failure::Flush(error) => error,
+            Failure::Work(failed) => failed.into(),
+        }
+    }
 }
 
 impl Backing {
@@ -64,18 +101,43 @@ impl Backing {
         self.traffic.needs_flush() || !self.written.lock().is_empty()
     }
 
-    /// Does `work` with the backing outside of a client's flush. If the backing fails, and
-    /// acknowledged writes around the cache were unflushed when the work began, the client's next
-    /// flush fails too: a backing may report their loss only once. All other writes are durable in
-    /// the pool. If the pool fails, the next flush fails in any case.
+    /// Does `work` with the backing outside of a client's flush, and records its failure. If the
+    /// pool fails, the next flush fails. If the backing fails, only a flush of the backing that
+    /// failed may have lost acknowledged writes, and [`flush`](Self::flush) recorded that.
     pub(in crate::cache) fn apart_from_flushes<T>(
         &self,
-        work: impl FnOnce() -> std::result::Result<T, Failed>,
+        work: impl FnOnce() -> std::result::Result<T, Failure>,
     ) -> Result<T> {
-        let flushed = self.traffic.flushed();
-        work().map_err(|failed| {
-            self.ledger.write_back_failed(failed, self.traffic.has_bypassed_since(flushed))
+        work().map_err(|failure| match failure {
+            Failure::Flush(error) => error,
+            Failure::Work(failed) => self.ledger.write_back_failed(failed, false),
         })
+    }
+
+    /// Flushes the backing, in the turn `last`, for `caller`. Succeeds only if no flush has failed
+    /// since the moment. If the flush fails for [`Caller::Other`] and acknowledged writes around
+    /// the cache are unflushed, the client's next flush fails too: a backing may report their loss
+    /// only once. All other writes are durable in the pool.
+    pub(in crate::cache) fn flush(
+        &self,
+        last: MutexGuard<'_, Last>,
+        asked: (Moment, Call),
+        caller: Caller,
+    ) -> Result<()> {
+        let failed = |error| {
+            // The backing may have lost writes whose data was read before. None of that data may be
+            // kept, even though a later flush succeeds.
+            self.traffic.keep_nothing_read();
+            self.counters.add(Counter::CoreWriteErrors, 1);
+            match caller {
+                Caller::Client => error,
+                Caller::Other => {
+                    let is_at_risk = self.traffic.needs_flush();
+                    self.ledger.write_back_failed(Failed::Below(error), is_at_risk)
+                }
+            }
+        };
+        self.flushes.flush(last, asked, || self.device.flush(), failed)
     }
 
     /// Returns whether `bytes` are whole blocks of the backing.

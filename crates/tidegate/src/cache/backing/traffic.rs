@@ -177,15 +177,13 @@ impl Traffic {
         self.has_bypassed_since(self.flushed().max(BEFORE))
     }
 
-    /// Returns the last flushed epoch, for a later
-    /// [`has_bypassed_since`](Self::has_bypassed_since).
-    pub(in crate::cache) fn flushed(&self) -> u64 {
+    /// Returns the last flushed epoch.
+    fn flushed(&self) -> u64 {
         self.flushed.load(Ordering::SeqCst)
     }
 
-    /// Returns whether a write around the cache was unflushed at the time of `flushed`, or came
-    /// later.
-    pub(in crate::cache) fn has_bypassed_since(&self, flushed: u64) -> bool {
+    /// Returns whether a write around the cache came after the epoch `flushed`.
+    fn has_bypassed_since(&self, flushed: u64) -> bool {
         self.last_bypassed.load(Ordering::SeqCst) > flushed
     }
 

@@ -51,6 +51,7 @@ fn a_flush_at_the_end_does_not_reach_the_backing() {
         device.set_mode(mode).unwrap();
         (0..20).for_each(|page| write(&device, page, 1));
         device.stop_destaging();
+        device.flush().expect_err("the open met a loss");
         fail_all(&fault);
         let injected = fault.injected();
         device.flush().unwrap();

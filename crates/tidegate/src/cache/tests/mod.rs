@@ -7,6 +7,7 @@ mod cluster;
 mod content;
 mod counter;
 mod flip;
+mod flush;
 mod group;
 mod keep;
 mod part;
@@ -279,7 +280,7 @@ fn what_is_read_is_kept_after_the_answer() {
 fn a_worker_that_kept_pages_rests_so_that_the_next_misses_wake_none() {
     let (region, backing) = (pool(1024), memory());
     let device = open(&region, &backing);
-    device.core.pages.flush_backing().unwrap();
+    device.core.pages.flush_backing_recorded().unwrap();
     // The policies of cleaning are asked once.
     work(&device);
     let mut background = device.background();
