@@ -31,7 +31,7 @@ impl Work for Worker {
             Ok(Progress::Filled) => Step::rest(FILL_REST_NS),
             Ok(Progress::Blocked) => Step::rest(MOMENT_NS),
             Err(_) => {
-                // Waiting writers look at the ledger.
+                // Waiting writers look at the stalls.
                 core.pages.notify_all();
                 Step::rest(RETRY_NS)
             }

@@ -11,6 +11,9 @@
 //! undoes no other write to the page: no write around the cache begins while the record is dirty,
 //! and an overlapping write through the cache leaves its page dirty.
 //!
+//! A page that the backing refuses holds up no others: of a request that fails, each page is
+//! written alone, and all pages that were written become clean.
+//!
 //! Several threads may clean at once, but never the same page: a batch claims the buckets of its
 //! pages in [`Traffic`] before it copies the pages, and until it ends.
 
@@ -20,29 +23,127 @@ use std::sync::Arc;
 use parking_lot::{Mutex, MutexGuard};
 
 use crate::cache::backing::traffic::{Passage, Traffic};
-use crate::cache::backing::{Caller, Failure};
+use crate::cache::backing::{Backing, Caller, Failure};
 use crate::cache::counters::Counter;
 use crate::cache::pages::Pages;
 use crate::cache::pages::index::Found;
 use crate::cache::pages::read::damaged;
 use crate::cache::policy::batch::BatchSize;
+use crate::cache::span::pieces;
 use crate::cache::store::layout::{ALL_LINES, PAGE, PAGE_BYTES};
 use crate::cache::store::record::{self, blocks_of};
 use crate::device::waits;
-use crate::device::{
-    self, DeviceError, DeviceErrorKind, Operation, Request, Result, WriteFlags, ZeroFlags,
-};
-use crate::sync::Ordering;
+use crate::device::{self, DeviceError, Operation, Request, Result, WriteFlags, ZeroFlags};
+use crate::sync::{AtomicU64, Ordering};
 use crate::tier::clock::now_ns;
 use crate::tier::ledger::Failed;
 
-/// The result of a batch. The error says whether the backing or the pool failed.
-type Cleaned<T> = std::result::Result<T, Failure>;
+/// The result of a step of a batch. The error says whether the backing or the pool failed.
+type Stepped<T> = std::result::Result<T, Failure>;
 
 /// Number of cleaning threads: one copies the next batch while another one's is at the backing.
 pub(in crate::cache) const CLEANERS: u32 = 2;
 /// Maximum size of one request to the backing, in bytes.
 const REQUEST_BYTES_MAX: usize = 1 << 20;
+
+/// Time that more fruitless batches than expected may take: a backing that is gone may make each
+/// request wait, while one that refuses some pages answers at once.
+const FRUITLESS_NS_MAX: u64 = 100_000_000;
+/// Fruitless batches in a row that `clean_all` takes for a few bad pages.
+const FRUITLESS_MAX: u32 = 2;
+
+/// The result of cleaning pages.
+#[derive(Default)]
+pub(in crate::cache) struct Cleaned {
+    /// The number of pages that were cleaned.
+    pub(in crate::cache) count: usize,
+    /// Pages that the backing refused, or that are damaged.
+    failed: Vec<u64>,
+    pub(in crate::cache) error: Option<DeviceError>,
+}
+
+impl Cleaned {
+    /// Returns how many pages were cleaned.
+    ///
+    /// # Errors
+    /// None was, and some could not be cleaned.
+    fn some(self) -> Result<usize> {
+        match self.error {
+            Some(error) if self.count == 0 => Err(error),
+            _ => Ok(self.count),
+        }
+    }
+
+    /// Returns the error of the pages that could not be cleaned.
+    fn all(self) -> Result<()> {
+        self.error.map_or(Ok(()), Err)
+    }
+
+    fn add(&mut self, other: Self) {
+        self.count += other.count;
+        self.failed.extend(other.failed);
+        self.error = self.error.take().or(other.error);
+    }
+}
+
+/// Pages of a batch that cannot be cleaned, and the last errors.
+#[derive(Default)]
+struct Left {
+    pages: Vec<u64>,
+    refused: Option<DeviceError>,
+    damaged: Option<DeviceError>,
+}
+
+impl Left {
+    /// Leaves `page`, a read or write of which the backing refused with `error`.
+    fn refuse(&mut self, page: u64, error: DeviceError) {
+        self.pages.push(page);
+        self.refused = Some(error);
+    }
+
+    /// Drops the pages that cannot be cleaned from `pages`.
+    fn drop_from(&self, pages: &mut Vec<Found>) {
+        if !self.pages.is_empty() {
+            pages.retain(|found| !self.pages.contains(&found.page));
+        }
+    }
+}
+
+/// The last batches, if no page became clean by them.
+pub(in crate::cache) struct Fruitless {
+    spent_ns: u64,
+    batches: u32,
+    batches_max: u32,
+}
+
+impl Fruitless {
+    /// Returns no batches; more than `batches_max` may be too many.
+    pub(in crate::cache) fn new(batches_max: u32) -> Self {
+        Self { spent_ns: 0, batches: 0, batches_max }
+    }
+
+    /// Runs `clean`, which cleans a batch, and adds it if the result `is_fruitless`.
+    pub(in crate::cache) fn watch<T>(
+        &mut self,
+        clean: impl FnOnce() -> T,
+        is_fruitless: impl FnOnce(&T) -> bool,
+    ) -> T {
+        let began_ns = now_ns();
+        let done = clean();
+        if is_fruitless(&done) {
+            self.spent_ns += now_ns().saturating_sub(began_ns);
+            self.batches += 1;
+        } else {
+            *self = Self::new(self.batches_max);
+        }
+        done
+    }
+
+    /// Returns whether to give up, because the backing may be gone.
+    pub(in crate::cache) fn are_too_many(&self) -> bool {
+        self.batches > self.batches_max && self.spent_ns > FRUITLESS_NS_MAX
+    }
+}
 
 /// Buffers for cleaning, kept from batch to batch.
 #[derive(Default)]
@@ -62,6 +163,8 @@ pub(in crate::cache) struct Cleaners {
     /// Held while pages are cleaned ahead of need, which only one thread does at a time.
     pub(in crate::cache) ahead: Mutex<()>,
     batch: Mutex<BatchSize>,
+    /// How often no slot could be freed because cleaning failed.
+    pub(super) stalls: AtomicU64,
 }
 
 impl Cleaners {
@@ -73,6 +176,7 @@ impl Cleaners {
             turn: Mutex::default(),
             ahead: Mutex::default(),
             batch: Mutex::default(),
+            stalls: AtomicU64::new(0),
         }
     }
 
@@ -101,7 +205,7 @@ impl Cleaners {
                 return Ok(());
             }
             pages = dirty.iter().map(|found| found.page).collect();
-            self.clean_until_done(dirty)?;
+            self.clean_until_done(dirty).all()?;
         }
     }
 
@@ -135,40 +239,51 @@ impl Cleaners {
         }
     }
 
-    /// Writes all dirty pages to the backing, and flushes it. Damaged pages stay dirty, and so do
-    /// pages that wait for a commit: the backing must never have a part of a group. The call ends
-    /// even if writers go on: a page may stay dirty if it is written again meanwhile.
+    /// Writes all dirty pages to the backing, and flushes it. Pages that are damaged or that the
+    /// backing refuses stay dirty, and so do pages that wait for a commit: the backing must never
+    /// have a part of a group. The call ends even if writers go on: a page may stay dirty if it is
+    /// written again meanwhile. It gives up if the backing takes nothing for a while.
     pub(in crate::cache) fn clean_all(&self) -> Result<()> {
-        let mut done = Ok(());
+        let (mut done, mut fruitless) = (Ok(()), Fruitless::new(FRUITLESS_MAX));
         for number in 0..self.pages.shards.count() {
-            let mut from = 0;
-            loop {
-                let (mut dirty, most) = (Vec::new(), self.batch_pages());
-                from = self.pages.shards.lock(number).dirty_from(from, most, &mut dirty);
-                if dirty.is_empty() {
-                    break;
-                }
-                self.add_clusters(&mut dirty, most);
-                match self.clean_until_done(dirty) {
-                    Err(error) if error.kind() == DeviceErrorKind::Corrupt => done = Err(error),
-                    other => other?,
-                }
+            done = done.and(self.clean_shard(number, &mut fruitless));
+            if fruitless.are_too_many() {
+                return done;
             }
         }
-        if self.pages.backing.traffic.needs_flush() || !self.pages.backing.written.lock().is_empty()
-        {
-            self.pages.flush_backing_recorded()?;
+        let Backing { traffic, written, .. } = &*self.pages.backing;
+        let needs_flush = traffic.needs_flush() || !written.lock().is_empty();
+        if needs_flush { done.and(self.pages.flush_backing_recorded()) } else { done }
+    }
+
+    /// Cleans the dirty pages of shard `number`, unless the backing takes nothing for a while.
+    fn clean_shard(&self, number: usize, fruitless: &mut Fruitless) -> Result<()> {
+        let (mut from, mut done) = (0, Ok(()));
+        while !fruitless.are_too_many() {
+            let (mut dirty, most) = (Vec::new(), self.batch_pages());
+            from = self.pages.shards.lock(number).dirty_from(from, most, &mut dirty);
+            if dirty.is_empty() {
+                break;
+            }
+            self.add_clusters(&mut dirty, most);
+            let clean = || self.clean_until_done(dirty);
+            let is_fruitless = |it: &Cleaned| it.count == 0 && it.error.is_some();
+            done = done.and(fruitless.watch(clean, is_fruitless).all());
         }
         done
     }
 
     /// Cleans `pages`, without those waiting for a commit. Waits for other writes to the backing.
-    pub(in crate::cache) fn clean_until_done(&self, mut pages: Vec<Found>) -> Result<()> {
+    fn clean_until_done(&self, mut pages: Vec<Found>) -> Cleaned {
+        let mut all = Cleaned::default();
         loop {
-            self.clean(pages.clone(), &mut self.lock_cleaning())?;
-            pages.retain(|found| self.pages.shard(found.page).can_be_cleaned(found));
+            all.add(self.clean_each(pages.clone(), &mut self.lock_cleaning()));
+            pages.retain(|found| {
+                !all.failed.contains(&found.page)
+                    && self.pages.shard(found.page).can_be_cleaned(found)
+            });
             if pages.is_empty() {
-                return Ok(());
+                return all;
             }
             self.pages.store.region.relax();
         }
@@ -176,26 +291,43 @@ impl Cleaners {
 
     /// Writes the pages among `pages` that are still dirty to the backing, and flushes it. Skips
     /// pages that another write to the backing keeps busy. Returns how many pages it cleaned.
+    ///
+    /// # Errors
+    /// Some pages could not be cleaned, and none was.
     pub(in crate::cache) fn clean(
         &self,
         pages: Vec<Found>,
         scratch: &mut Scratch,
     ) -> Result<usize> {
-        if pages.is_empty() {
-            return Ok(0);
-        }
-        self.pages.backing.apart_from_flushes(|| self.try_to_clean(pages, scratch))
+        self.clean_each(pages, scratch).some()
     }
 
-    fn try_to_clean(&self, mut pages: Vec<Found>, scratch: &mut Scratch) -> Cleaned<usize> {
+    /// Cleans `pages` like [`clean`](Self::clean), and also returns the pages that could not be
+    /// cleaned. Records failures.
+    fn clean_each(&self, pages: Vec<Found>, scratch: &mut Scratch) -> Cleaned {
+        if pages.is_empty() {
+            return Cleaned::default();
+        }
+        let numbers: Vec<u64> = pages.iter().map(|found| found.page).collect();
+        let clean = || self.try_to_clean(pages, scratch);
+        self.pages.backing.apart_from_flushes(clean).unwrap_or_else(|error| Cleaned {
+            failed: numbers,
+            error: Some(error),
+            ..Cleaned::default()
+        })
+    }
+
+    fn try_to_clean(&self, mut pages: Vec<Found>, scratch: &mut Scratch) -> Stepped<Cleaned> {
         pages.sort_unstable_by_key(|found| found.page);
         let _passages = self.begin_passages(&mut pages);
-        let (runs, damage) = self.load(&mut pages, scratch)?;
-        if !pages.is_empty() {
-            self.write_batch(&runs, &scratch.data, &pages)?;
-            self.pages.conclude_clean(&pages)?;
-        }
-        damage.map_or(Ok(pages.len()), |damage| Err(damage.into()))
+        let mut left = Left::default();
+        let runs = self.load(&mut pages, scratch, &mut left)?;
+        self.write_batch(&runs, &scratch.data, &mut pages, &mut left)?;
+        self.pages.conclude_clean(&pages)?;
+        let ledger = &self.pages.backing.ledger;
+        let damaged = left.damaged.map(|it| ledger.write_back_failed(Failed::Own(it), false));
+        let refused = left.refused.map(|it| ledger.write_back_failed(Failed::Below(it), false));
+        Ok(Cleaned { count: pages.len(), failed: left.pages, error: damaged.or(refused) })
     }
 
     /// Begins writes to the buckets of the sorted `pages`, and drops pages whose buckets are busy.
@@ -219,18 +351,21 @@ impl Cleaners {
     }
 
     /// Copies the sorted `pages` out of their slots into `scratch`, adjacent pages next to each
-    /// other. Drops pages that need no cleaning any more, and damaged ones. Returns the runs to
-    /// write, and the error of the last damaged page.
+    /// other. Drops pages that need no cleaning any more, and those that it adds to `left`. Returns
+    /// the runs to write.
     fn load(
         &self,
         pages: &mut Vec<Found>,
         scratch: &mut Scratch,
-    ) -> Cleaned<(Vec<Run>, Option<DeviceError>)> {
-        self.read_bases(pages, &mut scratch.bases).map_err(below)?;
+        left: &mut Left,
+    ) -> Stepped<Vec<Run>> {
+        while !self.read_bases(pages, &mut scratch.bases, left)? {
+            left.drop_from(pages);
+        }
         device::resize(&mut scratch.data, pages.len() * PAGE)?;
         let mut bases = scratch.bases.chunks(PAGE);
         let (mut runs, mut filled): (Vec<Run>, usize) = (Vec::new(), 0);
-        let (mut kept, mut damage) = (Vec::with_capacity(pages.len()), None);
+        let mut kept = Vec::with_capacity(pages.len());
         for found in pages.drain(..) {
             let to = &mut scratch.data[filled..filled + PAGE];
             let lines = self.load_page(&found, &mut bases, to)?;
@@ -240,7 +375,8 @@ impl Cleaners {
             }
             let Some(lines) = lines else {
                 self.pages.damaged.fetch_add(1, Ordering::Relaxed);
-                damage = Some(damaged(&found));
+                left.pages.push(found.page);
+                left.damaged = Some(damaged(&found));
                 continue;
             };
             for run in record::runs(lines) {
@@ -252,12 +388,13 @@ impl Cleaners {
             kept.push(found);
         }
         *pages = kept;
-        Ok((runs, damage))
+        Ok(runs)
     }
 
     /// Reads the backing's bytes of the pages among `pages` that have a record over no cached page,
-    /// in order, if the backing cannot take the lines of a record by themselves.
-    fn read_bases(&self, pages: &[Found], bases: &mut Vec<u8>) -> Result<()> {
+    /// in order, if the backing cannot take the lines of a record by themselves. Returns `false` if
+    /// some could not be read, which it adds to `left`.
+    fn read_bases(&self, pages: &[Found], bases: &mut Vec<u8>, left: &mut Left) -> Result<bool> {
         let needs_base = |found: &&Found| {
             found.record && found.base.is_none() && !self.pages.backing.takes_blocks()
         };
@@ -267,9 +404,15 @@ impl Cleaners {
             Request::new(Operation::Read { offset: found.page * PAGE_BYTES, buf })
         };
         let requests: Vec<_> = records.iter().zip(bases.chunks_mut(PAGE)).map(read).collect();
-        self.pages.backing.submit(requests, Counter::CoreReadErrors)?;
-        self.pages.count_each(Counter::CoreReads, records.into_iter());
-        Ok(())
+        let failed = self.pages.backing.submit(requests, Counter::CoreReadErrors);
+        let is_whole = failed.is_empty();
+        for (index, error) in failed {
+            left.refuse(records[index].page, error);
+        }
+        if is_whole {
+            self.pages.count_each(Counter::CoreReads, records.into_iter());
+        }
+        Ok(is_whole)
     }
 
     /// Copies the page of `found` to `page`. Returns the lines that must be written to the backing,
@@ -302,20 +445,55 @@ impl Cleaners {
     }
 
     /// Writes `runs`, which belong to `pages`, and flushes the backing, in turn with other batches.
-    fn write_batch(&self, runs: &[Run], data: &[u8], pages: &[Found]) -> Cleaned<()> {
+    /// Moves pages that the backing refuses to `left`.
+    fn write_batch(
+        &self,
+        runs: &[Run],
+        data: &[u8],
+        pages: &mut Vec<Found>,
+        left: &mut Left,
+    ) -> Stepped<()> {
+        if pages.is_empty() {
+            return Ok(());
+        }
         let _turn = self.pages.lock_slow(&self.turn);
         // Before the first write: a flush that fails from now on may lose the pages.
         let since = self.pages.backing.flushes.moment();
         let _waiting = waits::begin("a cleaner of the cache", "the backing");
         let began_ns = now_ns();
-        self.write_runs(runs, data).map_err(below)?;
+        self.write_runs(runs, data, left);
+        left.drop_from(pages);
+        if pages.is_empty() {
+            return Ok(());
+        }
         self.pages.count_each(Counter::CoreWrites, pages.iter());
         self.pages.flush_backing_since(since, Caller::Other)?;
-        self.batch.lock().see(pages.len(), now_ns().saturating_sub(began_ns));
+        if left.refused.is_none() {
+            self.batch.lock().see(pages.len(), now_ns().saturating_sub(began_ns));
+        }
         Ok(())
     }
 
-    fn write_runs(&self, runs: &[Run], data: &[u8]) -> Result<()> {
+    /// Writes `runs`; then, of each run that fails, every page alone, all at once. Adds the pages
+    /// that fail alone to `left`.
+    fn write_runs(&self, runs: &[Run], data: &[u8], left: &mut Left) {
+        let mut alone = Vec::new();
+        for (index, error) in self.submit_runs(runs, data) {
+            match runs[index].pages() {
+                pages if pages.len() == 1 => left.refuse(pages[0].page(), error),
+                pages => alone.extend(pages),
+            }
+        }
+        if alone.is_empty() {
+            return;
+        }
+        for (index, error) in self.submit_runs(&alone, data) {
+            left.refuse(alone[index].page(), error);
+        }
+    }
+
+    /// Submits writes of `runs`. Returns the index and the error of each failed one.
+    fn submit_runs(&self, runs: &[Run], data: &[u8]) -> Vec<(usize, DeviceError)> {
         let request = |run: &Run| {
             let (offset, len) = (run.offset, run.len);
             let zeroes = ZeroFlags { may_unmap: true, ..ZeroFlags::default() };
@@ -332,11 +510,6 @@ impl Cleaners {
     }
 }
 
-/// Returns the failure of a read or write of the backing.
-fn below(error: DeviceError) -> Failure {
-    Failure::Work(Failed::Below(error))
-}
-
 /// Adjacent bytes that one request writes.
 struct Run {
     /// Offset on the backing.
@@ -344,6 +517,27 @@ struct Run {
     /// The range of the bytes in the scratch; `None` for zeroes.
     bytes: Option<Range<usize>>,
     len: u64,
+}
+
+impl Run {
+    /// Returns the first page.
+    fn page(&self) -> u64 {
+        self.offset / PAGE_BYTES
+    }
+
+    /// Returns a run for each page.
+    fn pages(&self) -> Vec<Self> {
+        let pieces = pieces(self.offset..self.offset + self.len, 1);
+        let run = |piece: Range<u64>| {
+            let (from, len) = (piece.start - self.offset, piece.end - piece.start);
+            let part = |bytes: &Range<usize>| {
+                let start = bytes.start + usize::try_from(from).unwrap_or_default();
+                start..start + usize::try_from(len).unwrap_or_default()
+            };
+            Self { offset: piece.start, bytes: self.bytes.as_ref().map(part), len }
+        };
+        pieces.map(run).collect()
+    }
 }
 
 /// Writes to the backing that are under way. Dropping it ends them.

@@ -4,7 +4,7 @@
 //! In the other order a crash in between would bring an older version back (invariant 3 of the
 //! cache).
 
-use super::clean::{Cleaners, Scratch};
+use super::clean::{Cleaners, Fruitless, Scratch};
 use crate::cache::counters::Counter;
 use crate::cache::pages::Pages;
 use crate::cache::pages::index::Found;
@@ -12,6 +12,7 @@ use crate::cache::pages::remove::{BATCH_PAGES_LEAST, batch_pages};
 use crate::cache::policy::classes::{Admission, CLASSES};
 use crate::device::Result;
 use crate::device::waits;
+use crate::sync::Ordering;
 
 /// Maximum number of pages cleaned to make free slots.
 const CLEAN_PAGES: u32 = 512;
@@ -142,22 +143,35 @@ impl Cleaners {
     }
 
     /// Follows the eviction order of shard `number`, at most once around, until pages leave the
-    /// cache. Pages that wait for a commit cannot leave. Returns how many left.
+    /// cache. Pages that wait for a commit cannot leave, and pages that the backing refuses.
+    /// Returns how many left.
+    ///
+    /// # Errors
+    /// None left, and some could not be cleaned.
     fn reclaim_coldest(&self, number: usize, scratch: &mut Scratch) -> Result<usize> {
         let mut left = self.pages.shards.lock(number).usage().live;
-        while left > 0 {
+        let (mut failed, mut fruitless) = (Ok(0), Fruitless::new(0));
+        while left > 0 && !fruitless.are_too_many() {
             let Coldest { pages, is_clean, looked_at } = self.coldest(number, self.batch_pages());
-            let freed = if is_clean {
-                self.pages.evict(&pages)?
+            if is_clean {
+                let freed = self.pages.evict(&pages)?;
+                if freed > 0 {
+                    return Ok(freed);
+                }
             } else {
-                self.clean_and_evict(&pages, scratch)?
-            };
-            if freed > 0 || looked_at == 0 {
-                return Ok(freed);
+                let clean = || self.clean_and_evict(&pages, scratch);
+                match fruitless.watch(clean, Result::is_err) {
+                    Ok(0) => {}
+                    Ok(freed) => return Ok(freed),
+                    error => failed = error,
+                }
+            }
+            if looked_at == 0 {
+                break;
             }
             left = left.saturating_sub(looked_at as u64);
         }
-        Ok(0)
+        failed
     }
 
     /// Returns the next pages to leave shard `number`: the clean pages of a small batch, or, if all
@@ -214,21 +228,20 @@ impl Cleaners {
                 dirty.extend(coldest.pages);
             }
         }
-        let done = self.clean_and_evict(&dirty, scratch);
+        let mut fruitless = Fruitless::new(0);
+        let done = fruitless.watch(|| self.clean_and_evict(&dirty, scratch), Result::is_err);
         drop(departing);
-        match done {
-            Err(error) if !self.pages.counters.has_classes() => return Err(error),
-            Err(_) => {}
-            Ok(more) => freed += more,
-        }
+        let mut failed = done.map(|more| freed += more);
         // If none of these pages can leave, other pages of the shards may.
         let mut others = needy.into_iter();
         while freed == 0
+            && !fruitless.are_too_many()
             && let Some(number) = others.next()
         {
-            freed = self.reclaim(number, scratch)?;
+            let done = fruitless.watch(|| self.reclaim(number, scratch), Result::is_err);
+            failed = failed.and(done.map(|more| freed += more));
         }
-        Ok(freed)
+        if freed > 0 { Ok(freed) } else { failed.map(|()| 0) }
     }
 
     fn clean_and_evict(&self, dirty: &[Found], scratch: &mut Scratch) -> Result<usize> {
@@ -263,10 +276,20 @@ impl Cleaners {
         self.pages.evict(&coldest)
     }
 
+    /// Notes that no slot could be freed because cleaning failed. Waiting writers fail once they
+    /// are notified.
+    pub(in crate::cache) fn note_stall(&self) {
+        self.stalls.fetch_add(1, Ordering::SeqCst);
+    }
+
+    fn stalls(&self) -> u64 {
+        self.stalls.load(Ordering::SeqCst)
+    }
+
     /// Waits until shard `number` may have a free slot.
     ///
     /// # Errors
-    /// Fails if cleaning failed meanwhile, or no slot can become free.
+    /// Fails if workers could free no slot because cleaning failed, or no slot can become free.
     pub(in crate::cache) fn wait_for_slot(&self, number: usize) -> Result<()> {
         if self.pages.groups.is_some() && self.pages.shards.lock(number).allocator.keeps_slots() {
             // The open group may hold all slots that are left.
@@ -276,7 +299,7 @@ impl Cleaners {
         if !self.pages.waker.is_running() {
             return self.reclaim_or_wait(number);
         }
-        let failures = self.pages.backing.ledger.failures();
+        let stalls = self.stalls();
         if self.evict_clean(number)? > 0 {
             return Ok(());
         }
@@ -288,7 +311,7 @@ impl Cleaners {
         while shard.allocator.available() == 0
             && !shard.is_exhausted()
             && self.pages.waker.is_running()
-            && self.pages.backing.ledger.failures() == failures
+            && self.stalls() == stalls
         {
             shard.wait();
         }
@@ -297,7 +320,7 @@ impl Cleaners {
         if is_exhausted {
             return Err(Pages::stuck("the cache has no slot for the write"));
         }
-        if self.pages.backing.ledger.failures() == failures {
+        if self.stalls() == stalls {
             return Ok(());
         }
         Err(self.pages.backing.ledger.blocked("the cache is full and cannot be written back"))

@@ -51,7 +51,10 @@ impl Background {
             return Ok(Progress::Blocked);
         };
         let done = match need {
-            Need::FreeSlots => self.cleaners.reclaim_where_needed(&mut scratch)? > 0,
+            Need::FreeSlots => {
+                let freed = self.cleaners.reclaim_where_needed(&mut scratch);
+                freed.inspect_err(|_| self.cleaners.note_stall())? > 0
+            }
             Need::Cleaning => {
                 let Some(_ahead) = self.cleaners.ahead.try_lock() else {
                     return Ok(Progress::Blocked);

@@ -40,7 +40,7 @@ pub(super) struct Backing {
     pub(super) counters: Arc<Counters>,
 }
 
-/// Who needs a flush of the backing, and learns of its failure.
+/// The caller that needs a flush of the backing, and how its failure is reported.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Caller {
     /// A client's flush, which fails.
@@ -174,18 +174,19 @@ impl Backing {
         self.geometry.block_bytes.is_multiple_of(self.device.geometry().block_bytes)
     }
 
-    /// Submits `requests` to the backing, and counts the failed ones as `errors`.
+    /// Submits `requests` to the backing, and counts the failed ones as `errors`. Returns the index
+    /// and the error of each failed request.
     pub(in crate::cache) fn submit(
         &self,
         mut requests: Vec<Request<'_>>,
         errors: Counter,
-    ) -> Result<()> {
+    ) -> Vec<(usize, DeviceError)> {
         self.device.submit(&mut requests);
-        let mut done = Ok(());
-        for request in &mut requests {
-            let result = request.take_result().unwrap_or(Ok(()));
-            done = done.and(result.inspect_err(|_| self.counters.add(errors, 1)));
-        }
-        done
+        let error_of = |(index, request): (usize, &mut Request<'_>)| {
+            Some((index, request.take_result()?.err()?))
+        };
+        let failed: Vec<_> = requests.iter_mut().enumerate().filter_map(error_of).collect();
+        self.counters.add(errors, failed.len() as u64);
+        failed
     }
 }

@@ -4,7 +4,7 @@
 use std::sync::atomic::Ordering::SeqCst;
 
 use super::*;
-use super::{binding, memory, open, pool, read, write};
+use super::{binding, memory, memory_of, open, pool, pool_of, read, write};
 
 /// A backing that loses all unflushed writes when a flush fails, and then succeeds again, as a
 /// disk's page cache does.
@@ -167,4 +167,80 @@ fn a_refused_page_fails_no_flush() {
         device.flush().expect("all writes were flushed");
     }
     assert_eq!(device.core.pages.usage().dirty, 1);
+}
+
+/// Makes the backing refuse writes of `pages`.
+fn refuse(fault: &Fault, pages: std::ops::Range<u64>) {
+    let range = pages.start * PAGE_BYTES..pages.end * PAGE_BYTES;
+    let fail = Effect::Fail(DeviceErrorKind::Io);
+    fault.add(Rule { range, ..Rule::new(&[Op::Write], When::Always, fail) });
+}
+
+#[test]
+fn a_refused_page_holds_up_no_others() {
+    let (backing, region) = (memory(), pool(300));
+    let fault = Arc::new(Fault::new(backing.clone(), 1));
+    let device = open(&region, &fault);
+    refuse(&fault, 7..8);
+    (0..PAGES).for_each(|page| write(&device, page, 7));
+    for _ in 0..2 {
+        device.clean_all().unwrap_err();
+        assert_eq!(device.core.pages.usage().dirty, 1);
+    }
+    let is_refused = |page: &u64| *page == 7;
+    let others = (0..PAGES).filter(|page| !is_refused(page));
+    others.for_each(|page| assert_eq!(read(&*backing, page), 7));
+    device.shutdown().unwrap_err();
+    fault.heal();
+    device.clean_all().unwrap();
+    assert_eq!((device.core.pages.usage().dirty, read(&*backing, 7)), (0, 7));
+}
+
+/// A failed write of many pages is followed by one of each page, and no more.
+#[test]
+fn a_backing_that_refuses_all_pages_is_asked_twice_at_most() {
+    let fault = Arc::new(Fault::new(memory(), 1));
+    let device = open(&pool(300), &fault);
+    (0..PAGES).for_each(|page| write(&device, page, 7));
+    refuse(&fault, 0..PAGES);
+    device.clean_all().unwrap_err();
+    assert!(fault.injected() <= 2 * PAGES, "{}", fault.injected());
+    assert_eq!(device.core.pages.usage().dirty, PAGES);
+}
+
+#[test]
+fn writers_of_a_full_cache_do_not_fail_because_of_a_refused_page() {
+    for no_thread in [true, false] {
+        let fault = Arc::new(Fault::new(memory(), 1));
+        let options = CacheDeviceOptions { no_thread, ..Default::default() };
+        let device = CacheDevice::open(pool(16), fault.clone(), binding(), options).unwrap();
+        refuse(&fault, 3..5);
+        for round in 1..4 {
+            (0..PAGES).for_each(|page| write(&device, page, round));
+            (0..PAGES).for_each(|page| assert_eq!(read(&device, page), round));
+        }
+        device.clean_all().unwrap_err();
+        assert_eq!(device.core.pages.usage().dirty, 2);
+    }
+}
+
+/// A record of a page that cannot be read stays, and records of other pages are cleaned.
+#[test]
+fn a_base_that_cannot_be_read_holds_up_no_others() {
+    let fault = Arc::new(Fault::new(memory_of(4096), 1));
+    let device = open(&pool_of(300, 512), &fault);
+    for page in 0..20 {
+        device.write(page * PAGE_BYTES + 512, &[1; 512], WriteFlags::default()).unwrap();
+    }
+    assert_eq!(device.core.pages.usage().dirty, 20);
+    let range = 5 * PAGE_BYTES..6 * PAGE_BYTES;
+    let fail = Effect::Fail(DeviceErrorKind::Io);
+    fault.add(Rule { range, ..Rule::new(&[Op::Read], When::Always, fail) });
+    device.clean_all().unwrap_err();
+    assert_eq!(device.core.pages.usage().dirty, 1);
+    fault.heal();
+    device.clean_all().unwrap();
+    let mut data = [0; 4096];
+    device.read(5 * PAGE_BYTES, &mut data).unwrap();
+    assert_eq!((data[0], data[512], data[1024]), (0, 1, 0));
 }
