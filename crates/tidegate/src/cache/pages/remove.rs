@@ -9,7 +9,7 @@ use std::collections::BTreeSet;
 use super::Pages;
 use super::index::{Found, Spent};
 use crate::cache::counters::Counter;
-use crate::cache::store::layout::is_part;
+use crate::cache::store::layout::{PAGE, is_part, whole_slot};
 use crate::device::{DeviceError, DeviceErrorKind, Result};
 
 /// Maximum number of pages that leave the cache at once.
@@ -130,12 +130,28 @@ impl Pages {
         // Changes the versions of the pages, so a reader that copied from a slot notices.
         drop(locks);
         let slots = removed.iter().map(|found| found.slot).chain(dead);
-        for slot in slots {
-            let mut shard = self.shards.lock(self.shard_of_slot(slot));
-            shard.allocator.free(slot);
-            shard.notify();
-        }
+        slots.for_each(|slot| self.free_slot(slot));
         Ok(removed.len())
+    }
+
+    /// Frees `slot`, whose header is durably void; or keeps it taken, if its memory failed.
+    fn free_slot(&self, slot: u32) {
+        let is_whole = self.has_whole_memory(slot);
+        let mut shard = self.shards.lock(self.shard_of_slot(slot));
+        if is_whole {
+            shard.allocator.free(slot);
+        } else {
+            self.store.note_lost_slot();
+            shard.allocator.lose(slot);
+        }
+        shard.notify();
+    }
+
+    /// Returns whether the memory of the data of `slot` can be read.
+    fn has_whole_memory(&self, slot: u32) -> bool {
+        let data = self.store.places.data(whole_slot(slot));
+        !self.store.region.has_failed_pages()
+            || self.store.region.read(data, &mut [0; PAGE]).is_ok()
     }
 
     /// Marks `pages` as stuck and the slots `dead` as lost: the memory failed while the headers of

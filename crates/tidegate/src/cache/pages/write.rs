@@ -10,11 +10,15 @@ use crate::cache::store::batch::Member;
 use crate::cache::store::layout::{PAGE, SlotHeader, is_part, stored_bytes};
 use crate::cache::{Ask, Few};
 use crate::device::Result;
+use crate::pmem::PmemError;
 use crate::sync::{Ordering, fence};
-use crate::tier::version_locks::VersionGuard;
 
 /// Maximum number of pages of a batch.
 pub(in crate::cache) const BATCH_PAGES_MAX: usize = 256;
+
+/// Maximum number of times that a batch is stored in other slots because memory failed. One page of
+/// memory has the headers of 64 adjacent slots.
+const TRIES_MAX: u32 = 128;
 
 /// Why a batch ended before all of its entries were stored.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -88,9 +92,9 @@ impl Writer {
         let look = self.look(entries, demand);
         let merged = self.merge(entries, base, demand, &look.changed)?;
         let mergeable = &entries[..merged.lacks_base.unwrap_or(entries.len())];
-        let (members, stored) = self.take_slots(mergeable, &merged, 0);
         let began_ns = Self::begin_measured(&look);
-        let replaced = self.store(&members, group, locks)?;
+        let (members, stored, replaced) = self.store_in_slots(mergeable, &merged, group)?;
+        drop(locks);
         drop(membership);
         let bytes = members.iter().map(Member::stored_bytes).sum();
         self.conclude_look(&look, &entries[..stored], bytes, began_ns);
@@ -126,7 +130,28 @@ impl Writer {
         // Fills may take one slot of the reserve, so that the worker evicts pages for later ones.
         let (merged, reserve) = (Merged::default(), self.pages.reserve().saturating_sub(1));
         let (members, _) = self.take_slots(&entries, &merged, reserve);
-        self.store(&members, 0, locks).map(drop)
+        let stored = self.store(&members, 0);
+        drop(locks);
+        Ok(stored.map(drop)?)
+    }
+
+    /// Takes slots for `entries` and stores them. If memory fails, tries other slots: one whose
+    /// memory failed is not taken again. Returns the members, how many leading entries are stored,
+    /// and how many pages had a version before. The caller holds the locks of the pages.
+    fn store_in_slots<'a>(
+        &self,
+        entries: &[Entry<'a>],
+        merged: &'a Merged,
+        group: u64,
+    ) -> Result<(Few<Member<'a>>, usize, usize)> {
+        let mut tries = 0;
+        loop {
+            let (members, stored) = self.take_slots(entries, merged, 0);
+            match self.store(&members, group) {
+                Err(PmemError::Poisoned { .. }) if tries < TRIES_MAX => tries += 1,
+                replaced => return Ok((members, stored, replaced?)),
+            }
+        }
     }
 
     /// Takes a slot, or for a record a part of one, for each changed entry, while the shard has
@@ -158,14 +183,9 @@ impl Writer {
         (members, done)
     }
 
-    /// Makes a batch durable, then visible. `locks` are the locks of its pages, and `group` is the
-    /// group of its members, or 0. Returns how many pages had a version before.
-    fn store(
-        &self,
-        members: &[Member<'_>],
-        group: u64,
-        locks: Few<VersionGuard<'_>>,
-    ) -> Result<usize> {
+    /// Makes a batch durable, then visible. `group` is the group of its members, or 0. Returns how
+    /// many pages had a version before. The caller holds the locks of the pages.
+    fn store(&self, members: &[Member<'_>], group: u64) -> std::result::Result<usize, PmemError> {
         if members.is_empty() {
             return Ok(0);
         }
@@ -174,12 +194,10 @@ impl Writer {
             self.pages.failures.count();
             self.pages.store.note_lost_slot();
             self.take_back(members);
-            return Err(error.into());
+            return Err(error);
         }
         self.pages.counters.add_each(Counter::BlockWrites, members.iter().map(|it| it.class));
-        let replaced = members.iter().filter(|it| self.publish(it, group)).count();
-        drop(locks);
-        Ok(replaced)
+        Ok(members.iter().filter(|it| self.publish(it, group)).count())
     }
 
     /// Voids the headers of `members`, whose write failed, so that none counts after a crash.

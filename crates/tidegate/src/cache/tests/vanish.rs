@@ -1261,10 +1261,10 @@ fn header_page_of(device: &CacheDevice, page: u64) -> u64 {
     device.core.store.places.header(slot) / PAGE_BYTES * PAGE_BYTES
 }
 
-/// A scene of which a write of pages 0 and 1 failed in the memory of the second one. `is_cached`:
-/// these pages were cached before.
+/// A scene of which a write of pages 0 and 1 failed in the memory of the second one, in more slots
+/// than a write tries. `is_cached`: these pages were cached before.
 fn with_failed_write(is_cached: bool) -> FailingScene {
-    let mut failing = FailingScene::new(SMALL, Mode::WriteBack);
+    let mut failing = FailingScene::new(Shape { slots: 300, ..SMALL }, Mode::WriteBack);
     let request = |step| MemoryStep::Request(step);
     if is_cached {
         failing.take(&request(Step::Write { first: 0, count: 2, fua: false }));
@@ -1272,7 +1272,8 @@ fn with_failed_write(is_cached: bool) -> FailingScene {
     }
     // Free slots are taken from the first one on.
     let slot = if is_cached { 3 } else { 1 };
-    failing.take(&MemoryStep::FailData { slot });
+    let places = failing.scene.device.core.store.places;
+    failing.fail(&(slot..slot + 200).map(|slot| places.data(slot)).collect::<Vec<_>>());
     failing.take(&request(Step::Write { first: 0, count: 2, fua: false }));
     let scene = &failing.scene;
     assert!(scene.model.blocks[0].may_be.len() == 2, "the write failed");
@@ -1366,6 +1367,31 @@ fn pages_whose_memory_failed_hold_up_no_others() {
     assert!(told.contains("its memory failed"), "{told}");
     failing.repair();
     failing.scene.finish();
+}
+
+/// A slot whose memory failed is not taken again, and no write fails: neither where a page is read
+/// that was in the slot, nor where a write meets the failure.
+#[test]
+fn writes_take_other_slots_where_the_memory_failed() {
+    for is_header in [false, true] {
+        let mut failing = FailingScene::new(Shape { slots: 300, ..SMALL }, Mode::WriteBack);
+        let device = Arc::clone(&failing.scene.device);
+        (0..10).for_each(|page| super::write(&device, page, 1));
+        device.clean_all().unwrap();
+        let places = device.core.store.places;
+        let slot = device.core.pages.find(5).unwrap().slot;
+        let free = places.header(100) / PAGE_BYTES * PAGE_BYTES;
+        failing.fail(&[places.data(slot), if is_header { free } else { places.data(20) }]);
+        assert_eq!(super::read(&*device, 5), 1, "from the backing");
+        for byte in 2..8 {
+            (0..PAGES).for_each(|page| super::write(&device, page, byte));
+        }
+        (0..PAGES).for_each(|page| assert_eq!(super::read(&*device, page), 7));
+        device.flush().unwrap();
+        drop(device);
+        failing.repair();
+        (0..PAGES).for_each(|page| assert_eq!(super::read(&*failing.scene.device, page), 7));
+    }
 }
 
 /// Where no slot can become free any more, because the memory is gone, requests fail.
