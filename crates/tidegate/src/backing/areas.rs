@@ -3,10 +3,12 @@
 
 use std::fs::File;
 use std::io;
+use std::ops::Range;
 use std::os::unix::fs::FileExt;
 
 use crc_fast::{CrcAlgorithm, Digest};
 
+use crate::device::nbd::Part;
 use crate::device::{BlockDevice, BlockDeviceExt, DeviceError};
 
 /// Superblocks and tables at the start: all except the superblock of Btrfs.
@@ -84,20 +86,30 @@ impl Areas {
         block_bytes: u64,
         read: impl Fn(&mut [u8], u64) -> Result<(), E>,
     ) -> Result<Self, E> {
+        let bytes = |range: Range<u64>| {
+            debug_assert!(range.start.is_multiple_of(block_bytes));
+            let len = usize::try_from(range.end - range.start).unwrap_or_default();
+            let mut bytes = vec![0; len];
+            read(&mut bytes, range.start).map(|()| (range.start, bytes))
+        };
+        let parts = ranges(size_bytes).into_iter().map(bytes).collect::<Result<Vec<_>, E>>()?;
+        Ok(Self::of_parts(&parts))
+    }
+
+    /// Makes the areas from the bytes of all [`ranges`], with their offsets. The last one is the
+    /// end.
+    fn of_parts(parts: &[Part]) -> Self {
         let mut start = vec![0; BTRFS + AREA_BYTES];
-        for (at, len) in [(0, START_BYTES), (BTRFS, AREA_BYTES)] {
-            let left = size_bytes.saturating_sub(at as u64);
-            let len = usize::try_from(left).unwrap_or(len).min(len);
-            if len > 0 {
-                read(&mut start[at..at + len], at as u64)?;
+        let Some(((_, end), parts)) = parts.split_last() else {
+            return Self { start, end: Vec::new() };
+        };
+        for (offset, bytes) in parts {
+            let at = usize::try_from(*offset).unwrap_or(usize::MAX);
+            if let Some(target) = start.get_mut(at..at.saturating_add(bytes.len())) {
+                target.copy_from_slice(bytes);
             }
         }
-        let end_bytes = size_bytes.min(AREA_BYTES as u64);
-        let end_at = size_bytes - end_bytes;
-        let mut end = vec![0; usize::try_from(size_bytes - end_at).unwrap_or_default()];
-        debug_assert!(end_at.is_multiple_of(block_bytes));
-        read(&mut end, end_at)?;
-        Ok(Self { start, end })
+        Self { start, end: end.clone() }
     }
 
     /// Returns the checksum of the areas; never 0.
@@ -123,6 +135,30 @@ impl Areas {
     pub(super) fn table_sector_bytes(&self) -> Option<u32> {
         let has = |at: usize| self.start[at..].starts_with(b"EFI PART");
         [512, 4096].into_iter().find(|sector| has(*sector)).and_then(|it| u32::try_from(it).ok())
+    }
+}
+
+/// Returns the areas of a backing of `size_bytes` bytes.
+pub(super) fn ranges(size_bytes: u64) -> Vec<Range<u64>> {
+    let of_start = [(0, START_BYTES), (BTRFS, AREA_BYTES)].map(|(at, len)| {
+        let (at, len) = (at as u64, len as u64);
+        at.min(size_bytes)..(at + len).min(size_bytes)
+    });
+    let end = size_bytes.saturating_sub(AREA_BYTES as u64)..size_bytes;
+    of_start.into_iter().filter(|range| !range.is_empty()).chain([end]).collect()
+}
+
+/// Describes a backing by the bytes of all [`ranges`], with their offsets.
+pub(super) fn describe(parts: &[Part]) -> String {
+    let is_empty = parts.iter().all(|(_, bytes)| bytes.iter().all(|byte| *byte == 0));
+    match Areas::of_parts(parts).content() {
+        Some(ContentId { kind, uuid }) => {
+            let digits = uuid.iter().flat_map(|byte| [byte >> 4, byte & 15]);
+            let digits = digits.filter_map(|digit| char::from_digit(digit.into(), 16));
+            format!("{kind} with the UUID {}", digits.collect::<String>())
+        }
+        None if is_empty => "zeroes in its first and last bytes".into(),
+        None => "no file system or partition table with a UUID".into(),
     }
 }
 

@@ -6,11 +6,11 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::areas::Areas;
+use super::areas::{self, Areas};
 use super::observe::Observer;
 use super::{BackingError, OpenBacking, Opening, Scheme, parse_time};
 use crate::device::BlockDevice;
-use crate::device::nbd::{NbdAddress, NbdDevice, NbdExport, NbdOptions};
+use crate::device::nbd::{NbdAddress, NbdDevice, NbdExport, NbdOptions, Watch};
 use crate::log::identity;
 use crate::pool::{Glance, glance_device};
 
@@ -27,6 +27,9 @@ const NBD_TYPE: i32 = -4;
 /// What identifies an export, of either scheme.
 const IDENTIFIED_BY: &str =
     "name, description and size of the export, as the server tells them; not by its address";
+
+/// The areas, by which another export is noticed after a reconnection.
+static WATCH: Watch = Watch { ranges: areas::ranges, describe: areas::describe };
 
 /// `nbd://HOST[:PORT]/EXPORT`.
 pub(super) static TCP: Scheme = Scheme {
@@ -61,7 +64,7 @@ impl NbdScheme {
         let unfit = |reason| BackingError::Unfit { url: self.url(rest), reason };
         let options = self.options(rest).map_err(unfit)?;
         let options = NbdOptions { block_bytes: opening.block_bytes, ..options };
-        let device = NbdDevice::open(&options)?;
+        let device = NbdDevice::open_watched(&options, &WATCH)?;
         if device.geometry().read_only {
             let reason = "the server exports it read-only, but a backing is written; \
                           have it exported for writing";

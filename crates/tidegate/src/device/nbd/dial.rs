@@ -8,6 +8,7 @@
 use std::fmt;
 use std::io;
 use std::net::{SocketAddr, ToSocketAddrs};
+use std::ops::Range;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
@@ -22,6 +23,8 @@ use rustix::time::Timespec;
 use super::error::NbdError;
 use super::export::NbdExport;
 use super::handshake::{Handshake, Step};
+use super::protocol::{Cursor, Request, SIMPLE_REPLY_BYTES, SIMPLE_REPLY_MAGIC, cmd};
+use super::watched::Part;
 
 /// Time limit of a connection and its handshake.
 pub(super) const DIAL_TIMEOUT: Duration = Duration::from_secs(5);
@@ -168,6 +171,64 @@ fn shake_hands(socket: &OwnedFd, name: &str, until: Instant) -> Result<NbdExport
             }
         }
     }
+}
+
+/// Reads `ranges` of the export over a new connection, each by requests of at most
+/// `request_bytes_max` bytes, within [`DIAL_TIMEOUT`] and not after `until`.
+///
+/// # Errors
+/// Fails if the server does not answer in time, answers with an error, or breaks the protocol.
+pub(super) fn read_ranges(
+    socket: &OwnedFd,
+    ranges: Vec<Range<u64>>,
+    request_bytes_max: u32,
+    until: Option<Instant>,
+) -> Result<Vec<Part>, NbdError> {
+    let limit = Instant::now() + DIAL_TIMEOUT;
+    let until = until.map_or(limit, |until| until.min(limit));
+    let mut cookie = 0;
+    let mut read = |range: Range<u64>| {
+        let mut bytes = Vec::new();
+        let (start, mut offset) = (range.start, range.start);
+        while offset < range.end {
+            let left = u32::try_from(range.end - offset).unwrap_or(u32::MAX);
+            let len = left.min(request_bytes_max);
+            cookie += 1;
+            let request = Request { flags: 0, command: cmd::READ, cookie, offset, len };
+            bytes.append(&mut read_one(socket, &request, until)?);
+            offset += u64::from(len);
+        }
+        Ok((start, bytes))
+    };
+    ranges.into_iter().map(&mut read).collect()
+}
+
+/// Sends the read `request`, while no other is under way, and returns its bytes.
+fn read_one(socket: &OwnedFd, request: &Request, until: Instant) -> Result<Vec<u8>, NbdError> {
+    send_all(socket, &mut request.encode().to_vec(), until)?;
+    let (mut input, len) = (Vec::new(), request.len as usize);
+    while input.len() < SIMPLE_REPLY_BYTES {
+        receive_more(socket, &mut input, until)?;
+    }
+    let mut cursor = Cursor(&input);
+    let (magic, error, cookie) = (cursor.u32(), cursor.u32(), cursor.u64());
+    if (magic, cookie) != (Some(SIMPLE_REPLY_MAGIC), Some(request.cookie)) {
+        return Err(NbdError::Protocol("a reply that answers no request".into()));
+    }
+    if error != Some(0) {
+        let offset = request.offset;
+        return Err(NbdError::Unfit(format!(
+            "the server cannot read the {len} bytes at offset {offset}, by which the export is \
+             told from others"
+        )));
+    }
+    while input.len() < SIMPLE_REPLY_BYTES + len {
+        receive_more(socket, &mut input, until)?;
+    }
+    if input.len() > SIMPLE_REPLY_BYTES + len {
+        return Err(NbdError::Protocol("bytes that answer no request".into()));
+    }
+    Ok(input.split_off(SIMPLE_REPLY_BYTES))
 }
 
 fn send_all(socket: &OwnedFd, output: &mut Vec<u8>, until: Instant) -> Result<(), NbdError> {

@@ -22,11 +22,12 @@ use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendAncillaryBuffer, SendFlags};
 use rustix::time::Timespec;
 
-use super::dial::Endpoints;
+use super::dial::{Endpoints, read_ranges};
 use super::error::NbdError;
 use super::exchange::{Exchange, Started};
 use super::export::Rules;
 use super::protocol::{Request, cmd};
+use super::watched::{Watch, Watched};
 use crate::device::AsyncRequest;
 use crate::device::error::with_causes;
 use crate::device::flushes::Clock;
@@ -46,6 +47,8 @@ pub(super) struct Server {
     pub(super) export: String,
     /// The rules that every connection must fulfil.
     pub(super) rules: Rules,
+    /// What shows that it is the same export.
+    pub(super) watch: Option<&'static Watch>,
     /// Time limit of a request.
     pub(super) timeout: Duration,
 }
@@ -54,6 +57,17 @@ impl Server {
     /// Returns TCP's time limit, which leaves time for another connection within a request's time.
     pub(super) fn give_up_after(timeout: Duration) -> Duration {
         timeout / 2
+    }
+
+    /// Reads the watched ranges of the export over a new connection, until `until`.
+    pub(super) fn read_watched(
+        &self,
+        socket: &OwnedFd,
+        until: Option<Instant>,
+    ) -> Result<Vec<(u64, Vec<u8>)>, NbdError> {
+        let Some(watch) = self.watch else { return Ok(Vec::new()) };
+        let ranges = (watch.ranges)(self.rules.export.size_bytes);
+        read_ranges(socket, ranges, self.rules.request_bytes_max, until)
     }
 }
 
@@ -66,13 +80,19 @@ pub(super) struct Engine {
 }
 
 impl Engine {
-    /// Starts the thread with the first connection to `server`. Errors call the device `name`.
+    /// Starts the thread with the first connection to `server`, whose export has the sectors
+    /// `watched`. Errors call the device `name`.
     ///
     /// # Errors
     /// Fails if the system has no descriptor or no thread.
-    pub(super) fn start(name: &str, server: Server, socket: OwnedFd) -> Result<Self, NbdError> {
+    pub(super) fn start(
+        name: &str,
+        server: Server,
+        socket: OwnedFd,
+        watched: Watched,
+    ) -> Result<Self, NbdError> {
         let inbox = Arc::new(Inbox::new().map_err(NbdError::os("make an event"))?);
-        let exchange = Exchange::new(name, server.rules.clone());
+        let exchange = Exchange::new(name, server.rules.clone(), watched);
         let (timeout, clock) = (server.timeout, exchange.clock());
         let runner = Runner {
             server,
@@ -230,10 +250,14 @@ impl Runner {
     }
 
     fn connect(&mut self) -> Result<(), NbdError> {
-        let Server { endpoints, export, rules, timeout } = &self.server;
-        let give_up_after = Server::give_up_after(*timeout);
-        let (socket, now) = endpoints.dial(export, self.exchange.deadline(), give_up_after)?;
+        let Server { endpoints, export, rules, watch, timeout } = &self.server;
+        let (until, give_up_after) = (self.exchange.deadline(), Server::give_up_after(*timeout));
+        let (socket, now) = endpoints.dial(export, until, give_up_after)?;
         rules.check_again(&now)?;
+        if let Some(watch) = watch {
+            let found = self.server.read_watched(&socket, until)?;
+            self.exchange.watched().check(&found, watch.describe)?;
+        }
         self.link = Link::Up(socket);
         self.reason = "the server is connected again, and silent".into();
         Ok(())

@@ -24,6 +24,7 @@ use super::protocol::export_flag::{SEND_FUA, SEND_WRITE_ZEROES};
 use super::protocol::{
     Cursor, REQUEST_BYTES, Request, SIMPLE_REPLY_BYTES, SIMPLE_REPLY_MAGIC, cmd, cmd_flag, errno,
 };
+use super::watched::Watched;
 use crate::device::flushes::{Clock, Ended, Flushes, Moment};
 use crate::device::{AsyncRequest, DeviceError, DeviceErrorKind, Op, Operation, OwnedOperation};
 use crate::device::{Result, ZeroFlags};
@@ -109,13 +110,15 @@ pub(super) struct Exchange {
     last_cookie: u64,
     incoming: Incoming,
     flushes: Flushes,
+    watched: Watched,
     /// Zeroes to write as data, for a server without `WRITE_ZEROES`.
     zeroes: Vec<u8>,
 }
 
 impl Exchange {
-    /// Makes an exchange with the export of `rules`. Errors call it `name`.
-    pub(super) fn new(name: &str, rules: Rules) -> Self {
+    /// Makes an exchange with the export of `rules`, which has the sectors `watched`. Errors call it
+    /// `name`.
+    pub(super) fn new(name: &str, rules: Rules, watched: Watched) -> Self {
         let zeroes = if rules.export.has(SEND_WRITE_ZEROES) { 0 } else { rules.zeroes_bytes_max };
         Self {
             name: name.to_owned(),
@@ -129,12 +132,17 @@ impl Exchange {
             last_cookie: 0,
             incoming: NOTHING,
             flushes: Flushes::default(),
+            watched,
             zeroes: vec![0; zeroes as usize],
         }
     }
 
     pub(super) fn clock(&self) -> Clock {
         self.flushes.clock()
+    }
+
+    pub(super) fn watched(&self) -> &Watched {
+        &self.watched
     }
 
     /// Returns whether no request is left.
@@ -154,6 +162,7 @@ impl Exchange {
         let moment = started.moment;
         let job = Job::new(started, &self.rules);
         if job.command != cmd::FLUSH {
+            self.watched.begin(job.request.owned());
             self.uncut.push_back(id);
         } else if !self.flushes.ask(id, moment) {
             return job.request.complete(Err(self.lost()));
@@ -179,6 +188,7 @@ impl Exchange {
     pub(super) fn prepare(&mut self) {
         self.fail_doomed();
         if self.flushes.begin() {
+            self.watched.flush_begins();
             self.queue(FLUSH);
         }
         while self.outgoing.len() + self.flying.len() < WINDOW
@@ -338,6 +348,7 @@ impl Exchange {
 
     fn flush_answered(&mut self, error: u32) {
         if error == 0 {
+            self.watched.flush_succeeds();
             let Ended { done, failed } = self.flushes.succeed();
             for job in done {
                 self.finish(job, Ok(()));
@@ -376,6 +387,7 @@ impl Exchange {
 
     fn finish(&mut self, job: u64, result: Result<()>) {
         if let Some(job) = self.jobs.remove(&job) {
+            self.watched.end(job.request.owned(), result.is_ok());
             job.request.complete(result);
         }
     }
@@ -404,9 +416,8 @@ impl Exchange {
             is_at_server |= pieces.any(|it| it.job == id || (is_flush && it.command == cmd::FLUSH));
             let failed = if is_flush { self.flushes.fail() } else { Vec::new() };
             for id in failed.into_iter().chain([id]) {
-                if let Some(job) = self.jobs.remove(&id) {
-                    job.request.complete(Err(self.expired(reason)));
-                }
+                let error = self.expired(reason);
+                self.finish(id, Err(error));
             }
         }
         is_at_server

@@ -11,6 +11,7 @@ use super::exchange::{Exchange, Started};
 use super::export::{NbdExport, Rules};
 use super::handshake::{Handshake, Step};
 use super::protocol::export_flag::SEND_FLUSH;
+use super::watched::Watched;
 use crate::device::flushes::Moment;
 use crate::device::{AsyncRequest, Context, IoBuffer, OwnedOperation, WriteFlags, ZeroFlags};
 
@@ -64,7 +65,7 @@ pub fn replies(mut data: &[u8]) {
     let export = NbdExport { block_sizes: (512, 4096, 8192), ..export };
     let Ok(rules) = Rules::of(export, None) else { return };
     let ended = Arc::new(AtomicUsize::new(0));
-    let mut exchange = Exchange::new("nbd:", rules);
+    let mut exchange = Exchange::new("nbd:", rules, Watched::default());
     let operations = operations();
     let started = operations.len();
     for operation in operations {

@@ -4,7 +4,9 @@
 //! 1. Requests are sent as they are started, many at a time, on one connection. So an export needs
 //!    no `NBD_FLAG_CAN_MULTI_CONN`: a flush covers requests answered on its own connection.
 //! 2. After the loss of a connection the device reconnects and sends unanswered requests again. A
-//!    request that is not answered within its time limit fails with an error that says so.
+//!    request fails, with an error that says so, once the server has been silent or gone for the
+//!    time limit; each answer to the oldest request starts the limit anew. An
+//!    export that shows another content than before is not used.
 //! 3. A flush never succeeds if writes may be lost with a server; the next section says how.
 //! 4. No input from a server makes the device panic, or allocate memory that no request needs.
 //!
@@ -33,7 +35,8 @@
 //!
 //! Map: [`NbdDevice`] implements the trait; `dial` connects; `handshake` agrees on an export
 //! ([`NbdExport`]), and `export` derives [`Geometry`] and rules; `engine` is the thread; `exchange`
-//! cuts requests into pieces and takes replies, and `device::flushes` decides over flushes;
+//! cuts requests into pieces and takes replies, `watched` knows the content by which another export
+//! is noticed, and `device::flushes` decides over flushes;
 //! [`protocol`] has the definitions that a server shares.
 
 mod dial;
@@ -48,6 +51,7 @@ mod handshake;
 pub mod protocol;
 #[cfg(all(test, not(loom)))]
 mod tests;
+mod watched;
 
 use std::sync::Arc;
 use std::sync::mpsc::channel;
@@ -56,11 +60,13 @@ use std::time::Duration;
 pub use dial::NbdAddress;
 pub use error::NbdError;
 pub use export::NbdExport;
+pub use watched::{Part, Watch};
 
 use self::dial::Endpoints;
 use self::engine::{Engine, Server};
 use self::export::Rules;
 use self::protocol::export_flag::SEND_TRIM;
+use self::watched::Watched;
 use super::{
     AsyncRequest, BlockDevice, Context, DeviceError, DeviceErrorKind, Geometry, Operation,
     OwnedOperation, Request, Result,
@@ -75,7 +81,8 @@ pub struct NbdOptions {
     pub export: String,
     /// The device's name in errors, such as its URL.
     pub name: String,
-    /// Time limit of a request, including all attempts to reconnect: at least 1 ms.
+    /// How long requests wait for a server that is silent or gone, with all attempts to reconnect:
+    /// at least 1 ms. A request of many parts takes longer if the server answers the parts.
     pub timeout: Duration,
     /// Size of a block in bytes. A size that server and export do not allow is replaced by a near
     /// one. `None`: the size that the server prefers, up to 4096.
@@ -96,22 +103,39 @@ impl NbdDevice {
     /// Fails as [`Io`](DeviceErrorKind::Io), with an [`NbdError`] as the source, if the server
     /// cannot be reached, refuses, or offers an export that a device cannot use.
     pub fn open(options: &NbdOptions) -> Result<Self> {
+        Self::open_with(options, None)
+    }
+
+    /// Does what [`open`](Self::open) does. After each reconnection it compares what `watch` names,
+    /// and uses no export that shows another content than this device has read or written there.
+    ///
+    /// # Errors
+    /// Fails as [`open`](Self::open) does.
+    pub fn open_watched(options: &NbdOptions, watch: &'static Watch) -> Result<Self> {
+        Self::open_with(options, Some(watch))
+    }
+
+    fn open_with(options: &NbdOptions, watch: Option<&'static Watch>) -> Result<Self> {
         let NbdOptions { name, .. } = options;
-        Self::connect(options).map_err(|error| {
+        Self::connect(options, watch).map_err(|error| {
             let context = format!("cannot open {name}");
             DeviceError::with_source(DeviceErrorKind::Io, context, error)
         })
     }
 
-    fn connect(options: &NbdOptions) -> std::result::Result<Self, NbdError> {
+    fn connect(
+        options: &NbdOptions,
+        watch: Option<&'static Watch>,
+    ) -> std::result::Result<Self, NbdError> {
         let NbdOptions { address, export, name, timeout, block_bytes } = options;
         let endpoints = Endpoints::of(address)?;
         let give_up_after = Server::give_up_after(*timeout);
         let (socket, told) = endpoints.dial(export, None, give_up_after)?;
         let rules = Rules::of(told, *block_bytes)?;
         let (name, export, timeout) = (name.clone(), export.clone(), *timeout);
-        let server = Server { endpoints, export, rules: rules.clone(), timeout };
-        let engine = Engine::start(&name, server, socket)?;
+        let server = Server { endpoints, export, rules: rules.clone(), watch, timeout };
+        let watched = Watched::new(&server.read_watched(&socket, None)?);
+        let engine = Engine::start(&name, server, socket, watched)?;
         Ok(Self { name, rules, engine })
     }
 

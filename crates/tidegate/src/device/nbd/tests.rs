@@ -241,3 +241,46 @@ fn a_flush_after_a_loss_fails_once() {
     drop(device);
     server.join().unwrap();
 }
+
+static WATCH: Watch =
+    Watch { ranges: |size_bytes| vec![0..4096, size_bytes - 4096..size_bytes], describe };
+
+fn describe(areas: &[Part]) -> String {
+    format!("bytes {}", areas[0].1[0])
+}
+
+/// Serves an image with `byte` everywhere. Answers reads until a request of another kind comes.
+/// Returns whether one came before the client went.
+fn answer_reads(stream: &mut UnixStream, byte: u8) -> bool {
+    open_export(stream);
+    let mut header = [0; protocol::REQUEST_BYTES];
+    while stream.read_exact(&mut header).is_ok() {
+        let request = protocol::Request::parse(&header).unwrap().unwrap();
+        if request.command != protocol::cmd::READ {
+            return true;
+        }
+        let (magic, cookie) = (protocol::SIMPLE_REPLY_MAGIC, request.cookie);
+        let reply = [&protocol::be32(magic)[..], &[0; 4], &protocol::be64(cookie)].concat();
+        stream.write_all(&[reply, vec![byte; request.len as usize]].concat()).unwrap();
+    }
+    false
+}
+
+#[test]
+fn another_image_is_not_written_after_a_reconnection() {
+    let die_at_a_write = |it: &mut UnixStream| assert!(answer_reads(it, 1));
+    let other_image = |it: &mut UnixStream| {
+        assert!(!answer_reads(it, 2), "another image is written");
+    };
+    let first_image = |it: &mut UnixStream| {
+        assert!(answer_reads(it, 1), "the image is written again");
+        let mut data = [0; 4096];
+        it.read_exact(&mut data).unwrap();
+    };
+    let handlers: Vec<Handler> = vec![die_at_a_write, other_image, first_image];
+    let (_dir, path, server) = serve(handlers);
+    let device = NbdDevice::open_watched(&options(&path, 2000), &WATCH).unwrap();
+    let written = device.write(8192, &[7; 4096], WriteFlags::default());
+    assert!(written.is_err(), "the last server answers nothing, and no other follows");
+    server.join().unwrap();
+}

@@ -21,7 +21,7 @@ fn exchange(flags: u16) -> Exchange {
     let block_sizes = (512, 4096, 4096);
     let size_bytes = SIZE_BYTES as u64;
     let export = NbdExport { size_bytes, flags, block_sizes, ..NbdExport::named("x") };
-    Exchange::new("nbd:", Rules::of(export, None).unwrap())
+    Exchange::new("nbd:", Rules::of(export, None).unwrap(), Watched::default())
 }
 
 /// The requests that a test started, and their results.
