@@ -1,8 +1,8 @@
 //! The thread of a device: it sends requests, receives replies, completes requests, and reconnects.
 //!
 //! Invariants:
-//! 1. The thread ends with the device, once all started requests are complete; each completes
-//!    within its time limit.
+//! 1. The thread ends with the device, once all started requests are complete. A request fails
+//!    when the server has been silent or gone for the time limit.
 //! 2. The thread waits for the socket, for new requests, for the earliest deadline of a request,
 //!    and for the next attempt to connect. Without requests, its wait has no time limit.
 //! 3. The thread reconnects when a request needs it: at once after a loss, then after
@@ -27,7 +27,7 @@ use super::error::NbdError;
 use super::exchange::{Exchange, Started};
 use super::export::Rules;
 use super::protocol::{Request, cmd};
-use super::watched::{Watch, Watched};
+use super::watched::{Part, Watch, Watched};
 use crate::device::AsyncRequest;
 use crate::device::error::with_causes;
 use crate::device::flushes::Clock;
@@ -49,7 +49,7 @@ pub(super) struct Server {
     pub(super) rules: Rules,
     /// What shows that it is the same export.
     pub(super) watch: Option<&'static Watch>,
-    /// Time limit of a request.
+    /// The longest silence of the server.
     pub(super) timeout: Duration,
 }
 
@@ -64,7 +64,7 @@ impl Server {
         &self,
         socket: &OwnedFd,
         until: Option<Instant>,
-    ) -> Result<Vec<(u64, Vec<u8>)>, NbdError> {
+    ) -> Result<Vec<Part>, NbdError> {
         let Some(watch) = self.watch else { return Ok(Vec::new()) };
         let ranges = (watch.ranges)(self.rules.export.size_bytes);
         read_ranges(socket, ranges, self.rules.request_bytes_max, until)
@@ -74,7 +74,6 @@ impl Server {
 /// The thread and the way to it.
 pub(super) struct Engine {
     inbox: Arc<Inbox<Started>>,
-    timeout: Duration,
     clock: Clock,
     thread: Option<JoinHandle<()>>,
 }
@@ -92,8 +91,8 @@ impl Engine {
         watched: Watched,
     ) -> Result<Self, NbdError> {
         let inbox = Arc::new(Inbox::new().map_err(NbdError::os("make an event"))?);
-        let exchange = Exchange::new(name, server.rules.clone(), watched);
-        let (timeout, clock) = (server.timeout, exchange.clock());
+        let exchange = Exchange::new(name, server.rules.clone(), watched, server.timeout);
+        let clock = exchange.clock();
         let runner = Runner {
             server,
             exchange,
@@ -105,15 +104,15 @@ impl Engine {
         };
         let spawned = std::thread::Builder::new().name("device-nbd".into()).spawn(|| runner.run());
         let failed = |source| NbdError::Io { action: "start a thread", source };
-        Ok(Self { inbox, timeout, clock, thread: Some(spawned.map_err(failed)?) })
+        Ok(Self { inbox, clock, thread: Some(spawned.map_err(failed)?) })
     }
 
     /// Gives `request`, which is checked and not empty, to the thread.
     pub(super) fn submit(&self, request: AsyncRequest) {
         let moment = self.clock.now();
-        let deadline = Instant::now() + self.timeout;
+        let since = Instant::now();
         // This inbox is never closed.
-        let _ = self.inbox.add(Started { request, deadline, moment });
+        let _ = self.inbox.add(Started { request, since, moment });
     }
 }
 
@@ -168,7 +167,7 @@ impl Runner {
         is_stopping
     }
 
-    /// Fails the requests whose time limit has passed.
+    /// Fails requests when the server has been silent for the time limit.
     fn expire(&mut self) {
         let is_due = self.exchange.deadline().is_some_and(|at| at <= Instant::now());
         if is_due && self.exchange.expire(Instant::now(), &self.reason) {
@@ -220,7 +219,7 @@ impl Runner {
             Ok((0, _)) => Err(NbdError::Closed),
             Ok((received, _)) => {
                 self.pause = Duration::ZERO;
-                self.exchange.receive(&self.input[..received])
+                self.exchange.receive(&self.input[..received], Instant::now())
             }
             Err(Errno::AGAIN | Errno::INTR) => Ok(()),
             Err(errno) => Err(NbdError::os("receive from the server")(errno)),

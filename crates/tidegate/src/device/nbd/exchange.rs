@@ -11,12 +11,16 @@
 //!    `device::flushes` decides over flushes.
 //! 4. A server that fails to flush may also have lost requests that it has not answered yet: the
 //!    failure ends the connection, so that they are sent again.
-//! 5. Data from the server is copied into the buffer of the read that it answers, never beyond that
+//! 5. A time limit measures silence: the time without an answer to the oldest piece at the server.
+//!    Requests behind that piece wait for it, however long they are. Answers to a request that was
+//!    sent again [`RESTARTS_MAX`] times do not count, so that a server that ends at the same piece
+//!    each time fails the request.
+//! 6. Data from the server is copied into the buffer of the read that it answers, never beyond that
 //!    buffer. Of all other input the exchange keeps one header at most.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::io::IoSlice;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use super::error::NbdError;
 use super::export::Rules;
@@ -31,6 +35,8 @@ use crate::device::{Result, ZeroFlags};
 
 /// Most pieces in flight.
 const WINDOW: usize = 128;
+/// How often a request is sent again before answers to it stop to count as signs of life.
+const RESTARTS_MAX: u32 = 3;
 /// Most parts of messages that are sent by one system call.
 const PARTS_MAX: usize = 64;
 
@@ -38,8 +44,8 @@ const PARTS_MAX: usize = 64;
 pub(super) struct Started {
     /// Checked, not empty, and supported by the server.
     pub(super) request: AsyncRequest,
-    /// When it fails.
-    pub(super) deadline: Instant,
+    /// When it was started.
+    pub(super) since: Instant,
     /// The moment of the start, for a flush.
     pub(super) moment: Moment,
 }
@@ -47,7 +53,10 @@ pub(super) struct Started {
 /// A request until it completes.
 struct Job {
     request: AsyncRequest,
-    deadline: Instant,
+    /// When it was started.
+    since: Instant,
+    /// How often it was sent again.
+    restarts: u32,
     /// Command and flags of its pieces.
     command: u16,
     flags: u16,
@@ -92,12 +101,47 @@ enum Incoming {
 
 const NOTHING: Incoming = Incoming::Header { bytes: [0; SIMPLE_REPLY_BYTES], len: 0 };
 
+/// How long the server has been silent.
+struct Silence {
+    /// The longest silence.
+    timeout: Duration,
+    /// The time of the data that is being received.
+    now: Option<Instant>,
+    /// The last answer to the piece that was the oldest one at the server.
+    heard: Option<Instant>,
+    /// The last answer to any piece.
+    answered: Option<Instant>,
+}
+
+impl Silence {
+    fn new(timeout: Duration) -> Self {
+        Self { timeout, now: None, heard: None, answered: None }
+    }
+
+    /// Returns when a request that was started at `since` fails.
+    fn deadline(&self, since: Instant) -> Instant {
+        self.heard.map_or(since, |heard| heard.max(since)) + self.timeout
+    }
+
+    fn hears(&mut self, is_oldest: bool) {
+        self.answered = self.now;
+        if is_oldest {
+            self.heard = self.now;
+        }
+    }
+
+    /// Gives the other requests time, after the oldest one has failed alone.
+    fn gives_up_oldest(&mut self) {
+        self.heard = self.heard.max(self.answered);
+    }
+}
+
 /// The state of the exchange; see the module.
 pub(super) struct Exchange {
     /// The URL, for errors.
     name: String,
     rules: Rules,
-    /// By arrival, so the first has the earliest deadline.
+    /// By arrival, so that the first one was started first.
     jobs: BTreeMap<u64, Job>,
     last_job: u64,
     /// Jobs with bytes that are not cut yet.
@@ -109,6 +153,7 @@ pub(super) struct Exchange {
     flying: BTreeMap<u64, Piece>,
     last_cookie: u64,
     incoming: Incoming,
+    silence: Silence,
     flushes: Flushes,
     watched: Watched,
     /// Zeroes to write as data, for a server without `WRITE_ZEROES`.
@@ -116,9 +161,9 @@ pub(super) struct Exchange {
 }
 
 impl Exchange {
-    /// Makes an exchange with the export of `rules`, which has the sectors `watched`. Errors call it
-    /// `name`.
-    pub(super) fn new(name: &str, rules: Rules, watched: Watched) -> Self {
+    /// Makes an exchange with the export of `rules`, which has the sectors `watched`. Errors call
+    /// it `name`. Requests fail once the server has been silent for `timeout`.
+    pub(super) fn new(name: &str, rules: Rules, watched: Watched, timeout: Duration) -> Self {
         let zeroes = if rules.export.has(SEND_WRITE_ZEROES) { 0 } else { rules.zeroes_bytes_max };
         Self {
             name: name.to_owned(),
@@ -131,6 +176,7 @@ impl Exchange {
             flying: BTreeMap::new(),
             last_cookie: 0,
             incoming: NOTHING,
+            silence: Silence::new(timeout),
             flushes: Flushes::default(),
             watched,
             zeroes: vec![0; zeroes as usize],
@@ -150,9 +196,9 @@ impl Exchange {
         self.jobs.is_empty()
     }
 
-    /// Returns when the first request fails.
+    /// Returns when the first request fails, unless the server answers before.
     pub(super) fn deadline(&self) -> Option<Instant> {
-        self.jobs.first_key_value().map(|(_, job)| job.deadline)
+        self.jobs.first_key_value().map(|(_, job)| self.silence.deadline(job.since))
     }
 
     /// Takes a request in.
@@ -257,12 +303,17 @@ impl Exchange {
         }
     }
 
-    /// Takes in data from the server.
+    /// Takes in data that came from the server at the time `now`.
     ///
     /// # Errors
     /// Fails if the server breaks the protocol, shuts down, or fails to flush: the connection is
     /// unusable then.
-    pub(super) fn receive(&mut self, mut bytes: &[u8]) -> std::result::Result<(), NbdError> {
+    pub(super) fn receive(
+        &mut self,
+        mut bytes: &[u8],
+        now: Instant,
+    ) -> std::result::Result<(), NbdError> {
+        self.silence.now = Some(now);
         while !bytes.is_empty() {
             bytes = match &mut self.incoming {
                 Incoming::Header { bytes: header, len } => {
@@ -320,6 +371,7 @@ impl Exchange {
             return Ok(bytes);
         };
         let taken = bytes.len().min(whole as usize - len);
+        self.hear_of(cookie);
         if let Some(job) = self.jobs.get_mut(&job)
             && let Operation::Read { buf, .. } = job.request.operation()
         {
@@ -334,8 +386,19 @@ impl Exchange {
         Ok(&bytes[taken..])
     }
 
+    /// Notes that the server answers the piece `cookie`.
+    fn hear_of(&mut self, cookie: u64) {
+        let Some(piece) = self.flying.get(&cookie) else { return };
+        let job = self.jobs.get(&piece.job);
+        if job.is_none_or(|job| job.restarts < RESTARTS_MAX) {
+            let oldest = self.flying.first_key_value();
+            self.silence.hears(oldest.is_some_and(|(oldest, _)| *oldest == cookie));
+        }
+    }
+
     /// Handles the answer to a piece, `error` or 0.
     fn land(&mut self, cookie: u64, error: u32) -> std::result::Result<(), NbdError> {
+        self.hear_of(cookie);
         let Some(piece) = self.flying.remove(&cookie) else { return Ok(()) };
         if piece.command == cmd::FLUSH {
             self.flush_answered(error);
@@ -403,24 +466,49 @@ impl Exchange {
         self.uncut = transfers.map(|(id, job)| (job.restart(), *id).1).collect();
     }
 
-    /// Fails the requests whose time limit has passed at `now`; `reason` is the cause of their
-    /// wait. Returns whether one is at the server. The caller must drop the connection then,
-    /// because the server may still answer it.
+    /// Fails requests, if the server has been silent for the time limit at `now`: first the request
+    /// of the oldest piece at the server, then the others whose time has passed too. `reason` is
+    /// the cause of their wait. Returns whether one is at the server. The caller must drop the
+    /// connection then, because the server may still answer it.
     pub(super) fn expire(&mut self, now: Instant, reason: &str) -> bool {
         let mut is_at_server = false;
-        while let Some((&id, job)) = self.jobs.first_key_value()
-            && job.deadline <= now
-        {
-            let mut pieces = self.flying.values().chain(self.outgoing.iter().map(|it| &it.piece));
-            let is_flush = job.command == cmd::FLUSH || job.is_flushed;
-            is_at_server |= pieces.any(|it| it.job == id || (is_flush && it.command == cmd::FLUSH));
-            let failed = if is_flush { self.flushes.fail() } else { Vec::new() };
-            for id in failed.into_iter().chain([id]) {
-                let error = self.expired(reason);
-                self.finish(id, Err(error));
+        let mut oldest = self.flying.first_key_value().map(|(_, piece)| piece.job);
+        while self.deadline().is_some_and(|at| at <= now) {
+            let first = self.jobs.first_key_value().map(|(id, _)| *id);
+            match oldest.take() {
+                // A flush of the server has no job of its own.
+                Some(0) => {
+                    is_at_server = true;
+                    let flushes = self.flushes.fail();
+                    self.fail_expired(flushes, reason);
+                }
+                oldest => is_at_server |= self.expire_job(oldest.or(first), reason),
             }
+            self.silence.gives_up_oldest();
         }
         is_at_server
+    }
+
+    /// Fails the request `id`. Returns whether it is at the server.
+    fn expire_job(&mut self, id: Option<u64>, reason: &str) -> bool {
+        let Some((id, job)) = id.and_then(|id| Some((id, self.jobs.get(&id)?))) else {
+            return false;
+        };
+        let mut pieces = self.flying.values().chain(self.outgoing.iter().map(|it| &it.piece));
+        let is_flush = job.command == cmd::FLUSH || job.is_flushed;
+        let is_at_server =
+            pieces.any(|piece| piece.job == id || (is_flush && piece.command == cmd::FLUSH));
+        let mut failed = if is_flush { self.flushes.fail() } else { Vec::new() };
+        failed.push(id);
+        self.fail_expired(failed, reason);
+        is_at_server
+    }
+
+    fn fail_expired(&mut self, jobs: Vec<u64>, reason: &str) {
+        for job in jobs {
+            let error = self.expired(reason);
+            self.finish(job, Err(error));
+        }
     }
 
     fn expired(&self, reason: &str) -> DeviceError {
@@ -441,7 +529,7 @@ impl Exchange {
 
 impl Job {
     fn new(started: Started, rules: &Rules) -> Self {
-        let Started { mut request, deadline, .. } = started;
+        let Started { mut request, since, .. } = started;
         let has_fua = rules.export.has(SEND_FUA);
         let forced = |fua: bool| if fua && has_fua { cmd_flag::FUA } else { 0 };
         let operation = request.operation();
@@ -457,11 +545,24 @@ impl Job {
             Operation::WriteZeroes { flags, .. } => (cmd::WRITE, forced(flags.fua), flags.fua),
         };
         let is_flushed = fua && !has_fua;
-        let (cut, open, failure) = (0, 0, None);
-        Self { request, deadline, command, flags, is_flushed, offset, len, cut, open, failure }
+        let (restarts, cut, open, failure) = (0, 0, 0, None);
+        Self {
+            request,
+            since,
+            restarts,
+            command,
+            flags,
+            is_flushed,
+            offset,
+            len,
+            cut,
+            open,
+            failure,
+        }
     }
 
     fn restart(&mut self) {
+        self.restarts += u32::from(self.cut > 0);
         (self.cut, self.open, self.failure) = (0, 0, None);
     }
 

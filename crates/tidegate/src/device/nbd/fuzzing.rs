@@ -65,7 +65,7 @@ pub fn replies(mut data: &[u8]) {
     let export = NbdExport { block_sizes: (512, 4096, 8192), ..export };
     let Ok(rules) = Rules::of(export, None) else { return };
     let ended = Arc::new(AtomicUsize::new(0));
-    let mut exchange = Exchange::new("nbd:", rules, Watched::default());
+    let mut exchange = Exchange::new("nbd:", rules, Watched::default(), Duration::from_secs(3600));
     let operations = operations();
     let started = operations.len();
     for operation in operations {
@@ -74,7 +74,7 @@ pub fn replies(mut data: &[u8]) {
     }
     while !data.is_empty() {
         send_all(&mut exchange);
-        if exchange.receive(part(&mut data)).is_err() {
+        if exchange.receive(part(&mut data), Instant::now()).is_err() {
             exchange.lose_connection();
         }
         exchange.fail_doomed();
@@ -106,7 +106,7 @@ fn start(operation: OwnedOperation, moment: Moment, ended: &Arc<AtomicUsize>) ->
         ended.fetch_add(1, Ordering::Relaxed);
     };
     let request = AsyncRequest::new(operation, Context::default(), completion);
-    Started { request, deadline: Instant::now() + Duration::from_secs(3600), moment }
+    Started { request, since: Instant::now(), moment }
 }
 
 fn send_all(exchange: &mut Exchange) {

@@ -15,13 +15,14 @@ use super::*;
 use crate::device::{Context, IoBuffer, WriteFlags};
 
 const SIZE_BYTES: usize = 64 << 10;
+const TIMEOUT: Duration = Duration::from_secs(3600);
 const ALL: u16 = SEND_FLUSH | SEND_FUA | SEND_TRIM | SEND_WRITE_ZEROES;
 
 fn exchange(flags: u16) -> Exchange {
     let block_sizes = (512, 4096, 4096);
     let size_bytes = SIZE_BYTES as u64;
     let export = NbdExport { size_bytes, flags, block_sizes, ..NbdExport::named("x") };
-    Exchange::new("nbd:", Rules::of(export, None).unwrap(), Watched::default())
+    Exchange::new("nbd:", Rules::of(export, None).unwrap(), Watched::default(), TIMEOUT)
 }
 
 /// The requests that a test started, and their results.
@@ -40,8 +41,7 @@ impl Ends {
             assert!(before.is_none(), "request {tag} completes twice");
         };
         let request = AsyncRequest::new(operation, Context::default(), completion);
-        let deadline = Instant::now() + Duration::from_secs(3600);
-        to.add(Started { request, deadline, moment });
+        to.add(Started { request, since: Instant::now(), moment });
     }
 
     /// Returns the result of request `tag`; `None` until it ends.
@@ -139,7 +139,7 @@ fn answer_all(model: &mut Model, exchange: &mut Exchange) {
         if replies.is_empty() {
             return;
         }
-        exchange.receive(&replies.concat()).unwrap();
+        exchange.receive(&replies.concat(), Instant::now()).unwrap();
     }
 }
 
@@ -228,7 +228,7 @@ fn errors_of_the_server_have_their_kinds() {
         let (mut model, mut exchange, ends) = (Model::new(), exchange(ALL), Ends::default());
         ends.start(&mut exchange, 1, write(0, 7, 4096, false));
         assert_eq!(model.serve(&mut exchange).len(), 1);
-        exchange.receive(&reply_to(1, number)).unwrap();
+        exchange.receive(&reply_to(1, number), Instant::now()).unwrap();
         let ends = ends.0.lock();
         let error = ends[&1].as_ref().unwrap_err();
         assert_eq!(error.kind(), kind);
@@ -243,7 +243,10 @@ fn a_failed_flush_is_told_to_all_that_wait() {
     ends.start(&mut exchange, 1, OwnedOperation::Flush);
     assert_eq!(model.serve(&mut exchange).len(), 1);
     ends.start(&mut exchange, 2, OwnedOperation::Flush);
-    assert!(exchange.receive(&reply_to(1, errno::IO)).is_err(), "the connection is given up");
+    assert!(
+        exchange.receive(&reply_to(1, errno::IO), Instant::now()).is_err(),
+        "the connection is given up"
+    );
     exchange.lose_connection();
     assert!(matches!((ends.result(1), ends.result(2)), (Some(Err(_)), Some(Err(_)))));
     ends.start(&mut exchange, 3, OwnedOperation::Flush);
@@ -263,7 +266,7 @@ fn replies_that_answer_nothing_are_faults() {
         let (mut model, mut exchange, ends) = (Model::new(), exchange(ALL), Ends::default());
         ends.start(&mut exchange, 1, write(0, 7, 4096, false));
         assert_eq!(model.serve(&mut exchange).len(), 1);
-        assert!(exchange.receive(&fault).is_err(), "{fault:?}");
+        assert!(exchange.receive(&fault, Instant::now()).is_err(), "{fault:?}");
         exchange.lose_connection();
         answer_all(&mut model, &mut exchange);
         assert!(ends.is_ok(1));
@@ -273,7 +276,7 @@ fn replies_that_answer_nothing_are_faults() {
     ends.start(&mut exchange, 1, write(0, 7, 4096, false));
     exchange.prepare();
     exchange.sent(100);
-    assert!(exchange.receive(&reply_to(1, 0)).is_err());
+    assert!(exchange.receive(&reply_to(1, 0), Instant::now()).is_err());
 }
 
 #[test]
@@ -313,6 +316,62 @@ fn a_flush_that_is_never_answered_fails_and_the_loss_is_told_with_it() {
     ends.start(&mut exchange, 3, OwnedOperation::Flush);
     answer_all(&mut model, &mut exchange);
     assert!(ends.is_ok(3));
+}
+
+/// Each answer shows that the server works, and a request that waits behind others has not begun.
+#[test]
+fn a_long_request_takes_its_time_while_the_server_answers() {
+    let (mut model, mut exchange, ends) = (Model::new(), exchange(ALL), Ends::default());
+    let mut now = Instant::now();
+    ends.start(&mut exchange, 1, write(0, 7, 40_960, false));
+    ends.start(&mut exchange, 2, write(40_960, 7, 4096, false));
+    ends.start(&mut exchange, 3, OwnedOperation::Flush);
+    for reply in model.serve(&mut exchange) {
+        now += TIMEOUT * 9 / 10;
+        assert!(!exchange.expire(now, "too early"));
+        exchange.receive(&reply, now).unwrap();
+    }
+    assert!(ends.is_ok(1) && ends.is_ok(2) && ends.is_ok(3));
+    let since = now;
+    ends.start(&mut exchange, 4, write(0, 7, 8192, false));
+    let replies = model.serve(&mut exchange);
+    exchange.receive(&replies[0], since).unwrap();
+    assert!(!exchange.expire(since + TIMEOUT * 9 / 10, "too early"));
+    assert!(exchange.expire(since + TIMEOUT * 11 / 10, "silent"));
+    assert!(matches!(ends.result(4), Some(Err(_))));
+}
+
+#[test]
+fn a_request_that_is_never_answered_fails_alone_while_others_are() {
+    let (mut model, mut exchange, ends) = (Model::new(), exchange(ALL), Ends::default());
+    let start = Instant::now();
+    ends.start(&mut exchange, 1, write(0, 7, 4096, false));
+    ends.start(&mut exchange, 2, write(4096, 7, 40_960, false));
+    let replies = model.serve(&mut exchange);
+    for reply in &replies[1..5] {
+        exchange.receive(reply, start + TIMEOUT * 9 / 10).unwrap();
+    }
+    assert!(exchange.expire(start + TIMEOUT * 11 / 10, "hung"));
+    assert!(matches!((ends.result(1), ends.result(2)), (Some(Err(_)), None)));
+    exchange.lose_connection();
+    answer_all(&mut model, &mut exchange);
+    assert!(ends.is_ok(2));
+}
+
+/// A server that ends at the same part of a request each time would keep the request for ever.
+#[test]
+fn a_request_that_ends_every_connection_fails() {
+    let (mut model, mut exchange, ends) = (Model::new(), exchange(ALL), Ends::default());
+    let mut now = Instant::now();
+    ends.start(&mut exchange, 1, write(0, 7, 8192, false));
+    for _ in 0..10 {
+        let Some(reply) = model.serve(&mut exchange).into_iter().next() else { break };
+        exchange.receive(&reply, now).unwrap();
+        exchange.lose_connection();
+        now += TIMEOUT / 2;
+        exchange.expire(now, "it dies");
+    }
+    assert!(matches!(ends.result(1), Some(Err(_))));
 }
 
 /// The next step of a test with one of eight blocks.
@@ -424,7 +483,7 @@ impl Play {
         let bytes: Vec<u8> =
             self.replies.drain(..count.min(self.replies.len())).flatten().collect();
         for part in bytes.chunks(part) {
-            self.exchange.receive(part).unwrap();
+            self.exchange.receive(part, Instant::now()).unwrap();
         }
     }
 
@@ -439,6 +498,32 @@ impl Play {
 }
 
 proptest! {
+    /// Checks for any order of replies: nothing fails while the oldest piece at the server is
+    /// answered in time, and all requests fail when the server falls silent.
+    #[test]
+    fn requests_fail_by_silence_alone(
+        blocks in prop::collection::vec(1..16_usize, 1..8),
+        order in prop::collection::vec(any::<prop::sample::Index>(), 130),
+    ) {
+        let (mut model, mut exchange, ends) = (Model::new(), exchange(ALL), Ends::default());
+        for (tag, blocks) in (1..).zip(&blocks) {
+            ends.start(&mut exchange, tag, write(0, 7, blocks * 4096, false));
+        }
+        let mut now = Instant::now();
+        let mut replies = model.serve(&mut exchange);
+        for next in order.iter().take(replies.len() / 2) {
+            let next = next.index(replies.len());
+            // The others behind the oldest piece come at once.
+            now += if next == 0 { TIMEOUT * 9 / 10 } else { Duration::ZERO };
+            prop_assert!(!exchange.expire(now, "too early"));
+            exchange.receive(&replies.remove(next), now).unwrap();
+        }
+        prop_assert!(ends.0.lock().values().all(Result::is_ok));
+        let is_idle = exchange.is_idle();
+        prop_assert_eq!(exchange.expire(now + TIMEOUT * 3, "silent"), !is_idle);
+        prop_assert!(exchange.is_idle());
+    }
+
     /// Checks for any losses: each request completes, and after a successful flush the last write
     /// of each block is durable, unless a flush requested after that write's acknowledgement has
     /// failed.
