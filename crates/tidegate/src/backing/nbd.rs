@@ -26,7 +26,7 @@ const NBD_TYPE: i32 = -4;
 
 /// What identifies an export, of either scheme.
 const IDENTIFIED_BY: &str =
-    "name, description and size of the export, as the server tells them; not by its address";
+    "name and description of the export, as the server tells them; not by its address";
 
 /// The areas, by which another export is noticed after a reconnection.
 static WATCH: Watch = Watch { ranges: areas::ranges, describe: areas::describe };
@@ -70,13 +70,16 @@ impl NbdScheme {
                           have it exported for writing";
             return Err(unfit(reason.into()));
         }
-        let identity = identity_of(device.export());
+        let export = device.export().clone();
+        let identity = identity_of(&export);
         let holds = Some(glance_device(&device)?);
         let holds = holds.filter(|found| !matches!(found, Glance::Unknown(_)));
         let name = self.url(rest).into_bytes();
         let table_sector_bytes = Areas::of_device(&device)?.table_sector_bytes();
         let device = Arc::new(device);
+        let former = Box::new(move |size_bytes| former_identity_of(&export, size_bytes));
         let observer = Observer::of_device(identity, Arc::<NbdDevice>::clone(&device));
+        let observer = observer.formerly(former);
         let seen = observer.observe_device()?;
         Ok(OpenBacking { device, observer, seen, name, holds, guard: None, table_sector_bytes })
     }
@@ -157,10 +160,18 @@ fn decoded(text: &str) -> Result<String, String> {
     whole.ok_or_else(bad)
 }
 
-/// Returns the identity of an export, wherever its server runs.
+/// Returns the identity of an export, wherever its server runs, and whatever its size is.
 fn identity_of(export: &NbdExport) -> u64 {
-    let NbdExport { name, description, size_bytes, .. } = export;
+    let NbdExport { name, description, .. } = export;
     // Strings of the protocol contain no NUL.
+    let told = format!("{name}\0{description}");
+    identity(&[0; 16], NBD_TYPE, told.as_bytes())
+}
+
+/// Returns the identity that release 0.1 gave to an export with the name and description of
+/// `export` and the size `size_bytes`.
+fn former_identity_of(export: &NbdExport, size_bytes: u64) -> u64 {
+    let NbdExport { name, description, .. } = export;
     let told = format!("{name}\0{description}\0{size_bytes}");
     identity(&[0; 16], NBD_TYPE, told.as_bytes())
 }
@@ -221,7 +232,7 @@ mod tests {
     }
 
     #[test]
-    fn exports_differ_by_name_description_and_size() {
+    fn exports_differ_by_name_and_description() {
         let export = |name: &str, description: &str, size_bytes| NbdExport {
             name: name.into(),
             description: description.into(),
@@ -230,10 +241,14 @@ mod tests {
             block_sizes: (1, 4096, 1 << 25),
         };
         let first = identity_of(&export("a", "b", 1 << 20));
-        for other in [export("a", "c", 1 << 20), export("c", "b", 1 << 20), export("a", "b", 1)] {
+        for other in [export("a", "c", 1 << 20), export("c", "b", 1 << 20)] {
             assert_ne!(identity_of(&other), first, "{other:?}");
         }
         let flags = NbdExport { flags: 1, ..export("a", "b", 1 << 20) };
         assert_eq!(identity_of(&flags), first, "a later server may know more");
+        assert_eq!(identity_of(&export("a", "b", 1 << 21)), first, "it has grown");
+        let former = identity(&[0; 16], NBD_TYPE, b"a\0b\x001048576");
+        assert_eq!(former_identity_of(&flags, 1 << 20), former);
+        assert_ne!(former, first);
     }
 }

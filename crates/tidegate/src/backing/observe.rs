@@ -27,8 +27,13 @@ pub struct Observer {
     identity: Option<u64>,
     /// The backing is a disk that is known by its content.
     is_known_by_content: bool,
+    /// Returns the identity that an earlier release gave to the backing, for its size.
+    former: Option<Former>,
     source: Source,
 }
+
+/// Returns an identity for a size in bytes.
+pub(crate) type Former = Box<dyn Fn(u64) -> u64 + Send + Sync>;
 
 enum Source {
     File(File),
@@ -45,20 +50,43 @@ impl Observer {
             return Self::of_disk(file);
         }
         let identity = Some(identity_of_file(file, &metadata)?);
-        Ok(Self { identity, is_known_by_content: false, source: Source::File(file.try_clone()?) })
+        let source = Source::File(file.try_clone()?);
+        Ok(Self { identity, is_known_by_content: false, former: None, source })
     }
 
     /// Looks at `file` as at a disk. A regular file is a disk without numbers of its own.
     pub(crate) fn of_disk(file: &File) -> io::Result<Self> {
         let (facts, folder) = (facts_of(file)?, folder_of(&file.metadata()?));
         let (identity, is_known_by_content) = (identity_of(&facts), facts.is_known_by_content());
-        Ok(Self { identity, is_known_by_content, source: Source::Disk(file.try_clone()?, folder) })
+        let source = Source::Disk(file.try_clone()?, folder);
+        Ok(Self { identity, is_known_by_content, former: None, source })
     }
 
     /// Looks at a device that `identity` tells from all others.
     pub(crate) fn of_device(identity: u64, device: Arc<dyn BlockDevice>) -> Self {
         let source = Source::Device(device);
-        Self { identity: Some(identity), is_known_by_content: false, source }
+        Self { identity: Some(identity), is_known_by_content: false, former: None, source }
+    }
+
+    /// Knows also the identity that an earlier release gave to the backing.
+    pub(crate) fn formerly(self, former: Former) -> Self {
+        Self { former: Some(former), ..self }
+    }
+
+    /// Returns `kept`, the state of a backing in a pool, with the present identity, if an earlier
+    /// release noted this backing with another one.
+    pub fn translate(&self, kept: BackingState) -> BackingState {
+        if self.is_former(kept.said, kept.size_bytes) {
+            BackingState { said: self.identity.unwrap_or_default(), ..kept }
+        } else {
+            kept
+        }
+    }
+
+    /// Returns whether `identity` is that of an earlier release for this backing with the size
+    /// `size_bytes`.
+    pub fn is_former(&self, identity: u64, size_bytes: u64) -> bool {
+        self.former.as_ref().is_some_and(|former| former(size_bytes) == identity)
     }
 
     /// Returns the identity of the backing, which outlasts renames and restarts and is never 0.

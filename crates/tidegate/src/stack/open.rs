@@ -232,7 +232,7 @@ impl Registry {
         let called = called(&path, &observer);
         let since = claim.as_deref().map(|claim| changed_since(claim, url, &superblock, options));
         let since = since.transpose()?.flatten();
-        let judged = judge(superblock.backing.as_ref(), superblock.state.as_ref(), &seen, &called);
+        let judged = judge_translated(&superblock, &seen, &called, &observer);
         let Judgement { identity, doubt } = judged;
         let bound = BackingIdentity { identity, ..called };
         let witness = Witness::new(Arc::clone(region), observer, &bound, seen);
@@ -285,6 +285,23 @@ impl Behind {
              created with --block-size {sector} serves them"
         ));
     }
+}
+
+/// Judges the backing that `observer` looks at for the pool with `superblock`, which an earlier
+/// release may have written with another identity of the same backing.
+fn judge_translated(
+    superblock: &Superblock,
+    seen: &BackingState,
+    called: &BackingIdentity,
+    observer: &Observer,
+) -> Judgement {
+    let bound = superblock.backing.as_ref();
+    let kept = superblock.state.map(|kept| observer.translate(kept));
+    let is_former = |it: &BackingIdentity| observer.is_former(it.identity, seen.size_bytes);
+    // An older release stored no state, and its identity of the backing alone.
+    let said = bound.filter(|it| kept.is_none() && is_former(it)).map(|it| it.identity);
+    let seen = BackingState { said: said.unwrap_or(seen.said), ..*seen };
+    judge(bound, kept.as_ref(), &seen, called)
 }
 
 fn expect_atomic_flush(engine: &dyn Engine, dram: TierSpec, region: &Region) -> Result<()> {
@@ -558,4 +575,42 @@ fn up_to_date(mut lines: Vec<Line>, states: &[State]) -> Vec<Line> {
     lines.retain(|(label, _)| said.iter().all(|(of_tier, _)| of_tier != label));
     lines.extend(said.into_iter().cloned());
     lines
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use std::sync::Arc;
+
+    use uuid::Uuid;
+
+    use super::*;
+    use crate::device::memory::MemoryDevice;
+    use crate::tier::EngineCode;
+
+    /// Release 0.1 had the size of an export in its identity.
+    #[test]
+    fn a_pool_of_an_earlier_release_knows_its_export() {
+        let device = Arc::new(MemoryDevice::new(4096, 256).unwrap());
+        let observer =
+            Observer::of_device(7, device).formerly(Box::new(|size_bytes| size_bytes + 5));
+        let seen = observer.observe_device().unwrap();
+        let called = BackingIdentity::new(7, "nbd://host/x");
+        let region = Region::anonymous(1 << 20).unwrap();
+        let plain = Superblock::plan(&region, EngineCode(9), Uuid::nil(), 4096).unwrap();
+        let bound = BackingIdentity::new((1 << 20) + 5, "nbd://host/x");
+        let state = |said| Some(BackingState { said, ..seen });
+        for (state, is_known) in
+            [(state((1 << 20) + 5), true), (state(7), true), (None, true), (state(8), false)]
+        {
+            let superblock = Superblock { backing: Some(bound), state, ..plain };
+            let judged = judge_translated(&superblock, &seen, &called, &observer);
+            let is_same = judged == Judgement { identity: bound.identity, doubt: None };
+            assert_eq!(is_same, is_known, "{state:?}");
+        }
+        let smaller = BackingState { said: (1 << 19) + 5, size_bytes: 1 << 19, ..seen };
+        let superblock = Superblock { backing: Some(bound), state: Some(smaller), ..plain };
+        let judged = judge_translated(&superblock, &seen, &called, &observer);
+        assert_eq!(judged.identity, bound.identity, "it has grown");
+        assert!(judged.doubt.is_some_and(|doubt| doubt.contains("size")));
+    }
 }

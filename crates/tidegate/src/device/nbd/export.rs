@@ -83,15 +83,16 @@ impl Rules {
         Ok(Self { export, geometry, request_bytes_max, zeroes_bytes_max })
     }
 
-    /// Checks that these rules fit `is`, the export after a reconnection.
+    /// Checks that these rules fit `is`, the export after a reconnection. An export may have grown:
+    /// the device keeps its size.
     ///
     /// # Errors
     /// Fails as [`NbdError::Unfit`], naming the change.
     pub(super) fn check_again(&self, is: &NbdExport) -> Result<(), NbdError> {
         let was = &self.export;
         let needed = SEND_FLUSH | SEND_FUA | SEND_TRIM | SEND_WRITE_ZEROES | SEND_FAST_ZERO;
-        let changed = if was.size_bytes != is.size_bytes {
-            format!("it has {} bytes, expected {}", is.size_bytes, was.size_bytes)
+        let changed = if was.size_bytes > is.size_bytes {
+            format!("it has {} bytes, expected at least {}", is.size_bytes, was.size_bytes)
         } else if (&was.name, &was.description) != (&is.name, &is.description) {
             format!(
                 "it is {:?} ({:?}), expected {:?} ({:?})",
@@ -219,10 +220,12 @@ mod tests {
         first.check_again(&first.export).unwrap();
         let more = NbdExport { flags: SEND_FLUSH | SEND_FUA, ..first.export.clone() };
         first.check_again(&more).unwrap();
+        for grown in [1 << 21, (1 << 20) + 100] {
+            first.check_again(&export(grown, UNTOLD)).unwrap();
+        }
         for other in [
             export(1 << 19, UNTOLD),
-            export(1 << 21, UNTOLD),
-            export((1 << 20) + 100, UNTOLD),
+            export((1 << 20) - 100, UNTOLD),
             export(1 << 20, (1, 4096, 1 << 20)),
             export(1 << 20, (8192, 8192, REQUEST_BYTES_MAX)),
             NbdExport { name: "y".into(), ..first.export.clone() },

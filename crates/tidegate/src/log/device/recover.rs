@@ -207,7 +207,11 @@ fn foreign(headers: &[Header], file: u64, defined: &HashMap<u64, Defined>) -> Lo
     let records = headers.iter().filter(is_data).count() as u64;
     let one_device = headers.iter().filter(is_data).all(|it| it.file == file && is_block(it));
     match defined.get(&file) {
-        Some(it) if one_device => LogDeviceError::OtherBacking { path: it.path.clone(), records },
+        Some(it) if one_device => {
+            let name = Binding::name_of(it.path.as_bytes());
+            let path = String::from_utf8_lossy(name).into_owned();
+            LogDeviceError::OtherBacking { path, records }
+        }
         _ => LogDeviceError::Files { records },
     }
 }
