@@ -50,12 +50,17 @@ impl Stack {
         if let Some(behind) = &self.behind {
             std::mem::forget(behind.claim.clone());
             behind.thread.abandon();
+            behind.witness.note_late_writes();
         }
         lowest.stop_destaging();
         self.drain_upper(upper)?;
         // Commits the tier's uncommitted writes. Flushes the backing only if it got writes of
         // clients.
-        lowest.flush().map_err(|source| self.not_drained(&lowest.state(), source))
+        let flushed = lowest.flush();
+        if let Some(behind) = &self.behind {
+            behind.witness.note_late_writes();
+        }
+        flushed.map_err(|source| self.not_drained(&lowest.state(), source))
     }
 
     /// Returns the bytes that the pool holds and the backing lacks, if the pool keeps them when the

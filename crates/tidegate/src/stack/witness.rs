@@ -9,7 +9,10 @@
 //! 3. A backing without writes is looked at once, and not again.
 //! 4. While requests write, the pool notes a new identity of the disk at the next tick. It keeps
 //!    the identity before until the new one is durable, because a power failure may bring it back.
-//! 5. While tiers write, no flush of a device comes from here: one that fails may report a loss of
+//! 5. While a write to the backing takes longer than [`LONG_NS`], the pool notes
+//!    [`LATE_WRITES`] as the time: on a disk that hangs, the kernel may end the write long after
+//!    the death of this process, with a later time.
+//! 6. While tiers write, no flush of a device comes from here: one that fails may report a loss of
 //!    writes, once, and only the tiers have the data.
 //!
 //! Invariant 1 holds while requests come at any time: a writer counts itself in `in_flight` and
@@ -37,6 +40,11 @@ const TICK_NS: u64 = 200_000_000;
 /// A writer notes the time by itself when the last note is older than this.
 const LATE_NS: u64 = 500_000_000;
 
+/// A write that takes longer may outlast this process.
+const LONG_NS: u64 = 500_000_000;
+/// The noted time while a write may come at any later time: no time is later.
+const LATE_WRITES: u64 = u64::MAX;
+
 /// Keeps the state of a backing in the pool.
 pub(super) struct Witness {
     region: Arc<Region>,
@@ -53,6 +61,13 @@ pub(super) struct Witness {
     begun: AtomicU64,
     /// Number of writes that have not ended.
     in_flight: AtomicU64,
+    /// The writes that have not ended, in two groups by their age: the thread lets new writes join
+    /// the empty group, and so learns how long the others take.
+    groups: [AtomicU64; 2],
+    /// New writes join the second group.
+    joins_second: AtomicBool,
+    /// A write takes longer than [`LONG_NS`].
+    has_long: AtomicBool,
     /// Number of writes that a flush has made durable.
     flushed: AtomicU64,
     waker: Arc<Waker>,
@@ -75,6 +90,9 @@ impl Witness {
             noted_at_ns: AtomicU64::new(0),
             begun: AtomicU64::new(0),
             in_flight: AtomicU64::new(0),
+            groups: [AtomicU64::new(0), AtomicU64::new(0)],
+            joins_second: AtomicBool::new(false),
+            has_long: AtomicBool::new(false),
             flushed: AtomicU64::new(0),
             waker: Arc::new(Waker::new(1)),
         })
@@ -85,7 +103,7 @@ impl Witness {
     /// # Errors
     /// Fails if the system refuses another thread.
     pub(super) fn start(self: &Arc<Self>) -> std::io::Result<Workers> {
-        let thread = Keeper { witness: Arc::clone(self), begun_before: 0 };
+        let thread = Keeper::new(Arc::clone(self));
         Workers::start("backing-state", Arc::clone(&self.waker), [thread])
     }
 
@@ -143,13 +161,23 @@ impl Witness {
         if goes_on && !self.is_writing.load(Ordering::SeqCst) {
             return Ok(());
         }
-        let state = BackingState { is_writing: true, noted_ns: system_now_ns(), ..*kept };
+        let has_long = self.has_long.load(Ordering::SeqCst);
+        let noted_ns = if has_long { LATE_WRITES } else { system_now_ns() };
+        let state = BackingState { is_writing: true, noted_ns, ..*kept };
         self.store(&mut kept, state)?;
         self.noted_at_ns.store(now_ns(), Ordering::Relaxed);
         self.is_writing.store(true, Ordering::SeqCst);
         drop(kept);
         self.waker.wake();
         Ok(())
+    }
+
+    /// Notes whether writes are under way, which may come after the end of this process. The
+    /// witness's thread notes nothing any more.
+    pub(super) fn note_late_writes(&self) {
+        self.has_long.store(self.in_flight.load(Ordering::SeqCst) > 0, Ordering::SeqCst);
+        // If this fails, the time in the pool is that of the last note.
+        let _ = self.note_writing(true);
     }
 
     /// Notes the identity of a disk to which clients may have given another one.
@@ -190,7 +218,10 @@ impl Witness {
     fn begin_write(self: &Arc<Self>) -> Result<Writing> {
         self.begun.fetch_add(1, Ordering::SeqCst);
         self.in_flight.fetch_add(1, Ordering::SeqCst);
-        let writing = Writing(Arc::clone(self));
+        // A group that is chosen anew meanwhile makes this write look older than it is.
+        let group = usize::from(self.joins_second.load(Ordering::SeqCst));
+        self.groups[group].fetch_add(1, Ordering::SeqCst);
+        let writing = Writing { witness: Arc::clone(self), group };
         let is_noted = self.is_writing.load(Ordering::SeqCst)
             && now_ns().saturating_sub(self.noted_at_ns.load(Ordering::Relaxed)) < LATE_NS;
         if is_noted {
@@ -216,11 +247,15 @@ impl Witness {
 }
 
 /// A write under way; its drop ends it.
-struct Writing(Arc<Witness>);
+struct Writing {
+    witness: Arc<Witness>,
+    group: usize,
+}
 
 impl Drop for Writing {
     fn drop(&mut self) {
-        self.0.in_flight.fetch_sub(1, Ordering::SeqCst);
+        self.witness.groups[self.group].fetch_sub(1, Ordering::SeqCst);
+        self.witness.in_flight.fetch_sub(1, Ordering::SeqCst);
     }
 }
 
@@ -229,11 +264,33 @@ struct Keeper {
     witness: Arc<Witness>,
     /// Writes that were begun before the last step.
     begun_before: u64,
+    /// When the present group of new writes was chosen, on the clock of tiers.
+    group_since_ns: u64,
 }
 
-impl Work for Keeper {
-    fn step(&mut self) -> Step {
+impl Keeper {
+    fn new(witness: Arc<Witness>) -> Self {
+        Self { witness, begun_before: 0, group_since_ns: 0 }
+    }
+
+    /// Returns whether a write has been under way for longer than [`LONG_NS`] at `now_ns`. Lets new
+    /// writes join the other group if its writes have ended.
+    fn has_long_write(&mut self, now_ns: u64) -> bool {
         let witness = &*self.witness;
+        let joins_second = witness.joins_second.load(Ordering::SeqCst);
+        if witness.groups[usize::from(!joins_second)].load(Ordering::SeqCst) > 0 {
+            return now_ns.saturating_sub(self.group_since_ns) > LONG_NS;
+        }
+        witness.joins_second.store(!joins_second, Ordering::SeqCst);
+        self.group_since_ns = now_ns;
+        false
+    }
+
+    /// Does the work of a step at `now_ns`.
+    fn step_at(&mut self, now_ns: u64) -> Step {
+        let has_long = self.has_long_write(now_ns);
+        let witness = &*self.witness;
+        let had_long = witness.has_long.swap(has_long, Ordering::SeqCst);
         if !witness.is_writing.load(Ordering::SeqCst) {
             return Step::IDLE;
         }
@@ -245,13 +302,19 @@ impl Work for Keeper {
             witness.note_rest_after(begun);
             return Step::rest(TICK_NS);
         }
-        if !has_rested {
+        if !has_rested || had_long != has_long {
             // If this fails, the next write returns the error.
             let _ = witness.note_writing(true);
         }
         // If this fails, the next step tries again.
         let _ = witness.note_identity();
         Step::rest(TICK_NS)
+    }
+}
+
+impl Work for Keeper {
+    fn step(&mut self) -> Step {
+        self.step_at(now_ns())
     }
 
     fn has_work(&self) -> bool {
@@ -403,7 +466,7 @@ mod tests {
             witness.bind(0).unwrap();
             witness.has_no_mark();
             witness.note_rest();
-            let keeper = Keeper { witness: Arc::clone(&witness), begun_before: 0 };
+            let keeper = Keeper::new(Arc::clone(&witness));
             let device = Arc::new(Witnessed { inner: device, witness });
             Self { file, region, device, keeper }
         }
@@ -556,6 +619,46 @@ mod tests {
         drop(writing);
         bed.device.witness.note_rest();
         assert!(!bed.state().is_writing);
+    }
+
+    /// The kernel ends a write to a disk that hangs long after the server was killed.
+    #[test]
+    fn a_write_that_takes_long_may_come_at_any_time_after_a_kill() {
+        let mut bed = Bed::new();
+        bed.write(3, 7);
+        let long = bed.device.witness.begin_write().unwrap();
+        let tick = |bed: &mut Bed, number: u64| {
+            assert_ne!(bed.keeper.step_at(number * TICK_NS), Step::IDLE);
+        };
+        let comes_late = |bed: &Bed| {
+            let file = bed.file.as_file();
+            let modified = file.metadata().unwrap().modified().unwrap();
+            file.set_modified(modified + Duration::from_secs(60)).unwrap();
+            let is_taken = bed.doubt().is_none();
+            file.set_modified(modified).unwrap();
+            is_taken
+        };
+        (1..3).for_each(|number| tick(&mut bed, number));
+        assert!(!comes_late(&bed), "it does not take long yet");
+        (3..10).for_each(|number| {
+            bed.write(number, 7);
+            tick(&mut bed, number);
+        });
+        assert!(comes_late(&bed));
+        let modified = bed.file.as_file().metadata().unwrap().modified().unwrap();
+        bed.file.as_file().set_modified(modified - Duration::from_secs(60)).unwrap();
+        assert!(bed.doubt().is_some(), "an older state was restored");
+        bed.file.as_file().set_modified(modified).unwrap();
+        drop(long);
+        (10..13).for_each(|number| tick(&mut bed, number));
+        assert!(!comes_late(&bed), "it has ended");
+        // A server that ends while a write is under way.
+        let last = bed.device.witness.begin_write().unwrap();
+        bed.device.witness.note_late_writes();
+        assert!(comes_late(&bed));
+        drop(last);
+        bed.device.witness.note_late_writes();
+        assert!(!comes_late(&bed));
     }
 
     /// Clients go on writing after they have made another file system: the backing never rests.
