@@ -14,7 +14,7 @@ use super::areas::Areas;
 use super::disk::{self, folder_of};
 use super::facts::identity_of;
 use super::observe::Observer;
-use super::{BackingError, OpenBacking, Opening, Scheme};
+use super::{BackingError, Guard, OpenBacking, Opening, Scheme};
 use crate::device::BLOCK_BYTES_MIN;
 use crate::device::file::{FileDevice, FileOptions};
 use crate::opening::{self, Expected};
@@ -56,6 +56,11 @@ fn open(rest: &str, opening: &Opening<'_>) -> Result<OpenBacking, BackingError> 
         Err(Errno::WOULDBLOCK) => return Err(BackingError::InUse { url: url() }),
         locked => locked.map_err(|errno| failed("lock")(errno.into()))?,
     }
+    let behind = match guard_loops(&lock).map_err(failed("inspect"))? {
+        Behind::Locked(behind) => behind,
+        Behind::InUse => return Err(BackingError::InUse { url: url() }),
+        Behind::Looped(name) => return Err(in_loop(url(), &name)),
+    };
     expect_writable(&lock, rest)?;
     let found = glance(&lock).map_err(failed("read"))?;
     expect_whole_blocks(&lock, found)
@@ -82,11 +87,42 @@ fn open(rest: &str, opening: &Opening<'_>) -> Result<OpenBacking, BackingError> 
         // The name as the user gave it: a link that follows the disk finds it under its next name.
         name: name.as_os_str().as_bytes().to_vec(),
         holds,
-        guard: Some(lock),
+        guard: Some(Guard { lock, behind }),
         observer,
         seen,
         table_sector_bytes,
     })
+}
+
+/// The other way to the bytes of a backing, beside its own node.
+enum Behind {
+    /// The file behind a loop device, which is locked; `None` for other backings.
+    Locked(Option<File>),
+    /// Another program has the file behind a loop device locked.
+    InUse,
+    /// The file is behind the loop device of this name, which may write to it.
+    Looped(String),
+}
+
+/// Locks the file behind a loop device, and looks for loop devices over a file.
+fn guard_loops(file: &File) -> io::Result<Behind> {
+    let metadata = file.metadata()?;
+    if metadata.file_type().is_block_device() {
+        let locked = disk::lock_behind(&folder_of(&metadata));
+        return Ok(locked.map_or(Behind::InUse, Behind::Locked));
+    }
+    let over = disk::loop_over(&metadata, Path::new("/sys/block"));
+    Ok(over.map_or(Behind::Locked(None), Behind::Looped))
+}
+
+/// Returns the error for the backing `url`, a file behind the loop device `name`.
+fn in_loop(url: String, name: &str) -> BackingError {
+    let reason = format!(
+        "the loop device /dev/{name} is over it, by which other programs or a mounted file system \
+         may write to it; unmount and detach that (`losetup -d /dev/{name}`), or name the loop \
+         device as the backing"
+    );
+    BackingError::Unfit { url, reason }
 }
 
 /// Refuses a write-protected disk: the kernel opens it for writing nevertheless.

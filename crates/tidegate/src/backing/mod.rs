@@ -76,9 +76,17 @@ pub struct OpenBacking {
     /// The pool on the backing, if there is one.
     pub holds: Option<Glance>,
     /// Locks other programs out of the device until it is dropped.
-    pub guard: Option<std::fs::File>,
+    pub guard: Option<Guard>,
     /// Sector size of the GPT on the backing, if there is one.
     pub table_sector_bytes: Option<u32>,
+}
+
+/// The locks of a backing, which hold until they are dropped.
+pub struct Guard {
+    /// The file or disk.
+    pub lock: std::fs::File,
+    /// The file behind the loop device that the backing is, or is a partition of.
+    pub behind: Option<std::fs::File>,
 }
 
 /// Why a backing cannot be used.

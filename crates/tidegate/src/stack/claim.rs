@@ -6,7 +6,7 @@ use std::fs::File;
 use parking_lot::Mutex;
 use uuid::Uuid;
 
-use crate::backing::Mark;
+use crate::backing::{Guard, Mark};
 use crate::pool::{BackingState, Superblock};
 
 /// The state of a backing for a pool, by the backing's mark.
@@ -29,27 +29,27 @@ pub(super) enum Since {
 
 /// The lock and the mark of an open backing.
 pub(super) struct Claim {
-    file: File,
+    guard: Guard,
     /// The mark of the file, if it keeps one.
     mark: Mutex<Option<Mark>>,
 }
 
 impl Claim {
-    /// Claims the locked `file` of the backing.
-    pub(super) fn new(file: File) -> Self {
-        Self { file, mark: Mutex::default() }
+    /// Claims the backing with the locks `guard`.
+    pub(super) fn new(guard: Guard) -> Self {
+        Self { guard, mark: Mutex::default() }
     }
 
     /// Returns the file of the backing.
     pub(super) fn file(&self) -> &File {
-        &self.file
+        &self.guard.lock
     }
 
     /// Returns how the backing has changed since the pool with `superblock` last used it, by the
     /// mark.
     pub(super) fn since(&self, superblock: &Superblock) -> Since {
         let left = superblock.state.filter(|state| state.mark != 0);
-        match Mark::read(&self.file) {
+        match Mark::read(&self.guard.lock) {
             None if left.is_some_and(|state| state.mark_before == 0) => Since::Restored,
             None => Since::Unchanged,
             Some(mark) if mark.pool == superblock.uuid => {
@@ -68,7 +68,7 @@ impl Claim {
 
     /// Returns the number in the mark of `pool`; 0 without such a mark.
     pub(super) fn number(&self, pool: Uuid) -> u64 {
-        Mark::read(&self.file).filter(|it| it.pool == pool).map_or(0, |it| it.sequence)
+        Mark::read(&self.guard.lock).filter(|it| it.pool == pool).map_or(0, |it| it.sequence)
     }
 
     /// Marks the backing before the pool with `superblock` writes to it. Returns false if the file
@@ -88,7 +88,7 @@ impl Claim {
     }
 
     fn mark(&self, mark: Mark) {
-        if mark.write(&self.file).is_ok() {
+        if mark.write(&self.guard.lock).is_ok() {
             *self.mark.lock() = Some(mark);
         }
     }
