@@ -342,6 +342,17 @@ impl Mapping {
         Ok(())
     }
 
+    /// Allocates space for all holes of the file under the mapping, if there is a file.
+    pub(super) fn fill_holes(&self) -> io::Result<()> {
+        let len_bytes = self.len_bytes();
+        match &self.file {
+            Some(file) if self.kind != Kind::Devdax && has_holes(file, len_bytes) => {
+                allocate(file, 0, len_bytes)
+            }
+            _ => Ok(()),
+        }
+    }
+
     /// Asks the kernel for a huge page in each 2 MiB whose last byte is among the `len` bytes at
     /// `offset`, whatever the mount option for huge pages is: all space before them is allocated.
     /// Each process that maps the file then has one page fault instead of 512; persistent memory
@@ -492,6 +503,12 @@ fn create_file(path: &Path, len_bytes: u64) -> Result<File> {
     let mut open = File::options();
     let open = open.read(true).write(true).create_new(true).mode(0o600);
     open.open(path).map_err(not_there("create", path))
+}
+
+/// Returns whether the first `len_bytes` bytes of the file may have holes. A file system that
+/// cannot tell holes has none.
+fn has_holes(file: &File, len_bytes: u64) -> bool {
+    rustix::fs::seek(file, rustix::fs::SeekFrom::Hole(0)).is_ok_and(|hole| hole < len_bytes)
 }
 
 /// Allocates space, by a write to each block if the file system has no better way.

@@ -222,6 +222,18 @@ impl Region {
         self.mapping.allocate(offset, len).map_err(os("allocate space for", &self.name))
     }
 
+    /// Allocates the space of all holes in the file under the region. Does nothing for a file
+    /// without holes, and if the region is no file or is read-only.
+    ///
+    /// # Errors
+    /// [`PmemError::Os`]: no space left, for one.
+    pub fn fill_holes(&self) -> Result<()> {
+        if self.read_only {
+            return Ok(());
+        }
+        self.mapping.fill_holes().map_err(os("allocate space for", &self.name))
+    }
+
     /// Makes the region `len_bytes` bytes long. The file grows, its new space is allocated and its
     /// new size is durable; then all threads can use the new bytes, which are zero. The old bytes
     /// keep their addresses, and threads use them meanwhile. Does nothing if the region is that

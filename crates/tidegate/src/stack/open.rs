@@ -20,10 +20,11 @@ use super::{PoolDescription, Registry, Result, StackError, name};
 use crate::backing::{self, BackingUrl, Observer, OpenBacking, by_name};
 use crate::device::delay::{Delay, Delays};
 use crate::device::watch::{Notices, Watch};
-use crate::device::{BlockDevice, is_block_bytes};
+use crate::device::{BlockDevice, DeviceError, is_block_bytes};
 use crate::dram::{self, Policy, TierSpec};
 use crate::pmem::Region;
 use crate::pool::{BackingIdentity, BackingState, Superblock};
+use crate::size::Size;
 use crate::stats::{Baseline, Collector, Metric, Reading, Unit};
 use crate::tier::background::Workers;
 use crate::tier::{
@@ -167,6 +168,7 @@ impl Registry {
             return Err(StackError::NoBackingNeeded { pool: name(&region), engine: engine.name() });
         }
         let failed = |source| StackError::Engine { pool: name(&region), source };
+        expect_space(&region).map_err(failed)?;
         let header = engine.describe(&region).map_err(failed)?;
         let behind = url.as_ref().map(|url| self.open_behind(url, &options, &region));
         let behind = behind.transpose()?;
@@ -285,6 +287,19 @@ impl Behind {
              created with --block-size {sector} serves them"
         ));
     }
+}
+
+/// Allocates the space of a sparse pool. Without it, stores fail later, when the file system is
+/// full.
+fn expect_space(region: &Region) -> std::result::Result<(), EngineError> {
+    region.fill_holes().map_err(|error| {
+        EngineError::Refused(format!(
+            "the pool's file is sparse, and has no space for all of its {}, so that writes would \
+             fail: {}; free space on its file system, or serve the pool --read-only",
+            Size { bytes: region.len_bytes() },
+            DeviceError::from(error).with_causes()
+        ))
+    })
 }
 
 /// Judges the backing that `observer` looks at for the pool with `superblock`, which an earlier
@@ -579,13 +594,33 @@ fn up_to_date(mut lines: Vec<Line>, states: &[State]) -> Vec<Line> {
 
 #[cfg(all(test, not(loom)))]
 mod tests {
+    use std::os::unix::fs::MetadataExt;
     use std::sync::Arc;
 
     use uuid::Uuid;
 
     use super::*;
     use crate::device::memory::MemoryDevice;
-    use crate::tier::EngineCode;
+    use crate::pmem::RegionOptions;
+    use crate::tier::{EngineCode, Options};
+
+    /// A copy of a pool may have holes. Stores there would fail when the file system is full.
+    #[test]
+    fn a_sparse_pool_has_all_its_space_once_it_is_open() {
+        const POOL_BYTES: u64 = 32 << 20;
+        let registry = &super::super::REGISTRY;
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("pool");
+        let create_bytes = Some(POOL_BYTES);
+        let sparse = RegionOptions { sparse: true, create_bytes, ..RegionOptions::default() };
+        let region = Arc::new(Region::open(&path, &sparse).unwrap());
+        let engine = registry.engine("btt").unwrap();
+        registry.plan(engine, &Options::new()).unwrap().create(&region).unwrap();
+        let allocated = || path.metadata().unwrap().blocks() * 512;
+        assert!(allocated() < POOL_BYTES, "the pool is sparse");
+        drop(registry.open(StackOptions::alone(region, path.clone())).unwrap());
+        assert!(allocated() >= POOL_BYTES);
+    }
 
     /// Release 0.1 had the size of an export in its identity.
     #[test]
