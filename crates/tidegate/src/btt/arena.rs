@@ -78,14 +78,21 @@ impl Arena {
             let version = self.lba_locks.version(lba);
             let result = self.copy_block(lba, data, metadata);
             if self.lba_locks.unchanged(lba, version) {
-                return self.note_lost_block(lba, result);
+                if has_failed_memory(&result) {
+                    break;
+                }
+                return result;
             }
             self.region.relax();
         }
-        let guard = self.lba_locks.lock(lba, || self.region.relax());
+        // Failed memory is read again with the lock: no writer replaces the block between the read
+        // that fails and the mark that tells so.
+        let _guard = self.lba_locks.lock(lba, || self.region.relax());
         let result = self.copy_block(lba, data, metadata);
-        drop(guard);
-        self.note_lost_block(lba, result)
+        if has_failed_memory(&result) && !self.region.read_only() {
+            self.mark_lost(lba)?;
+        }
+        result
     }
 
     fn copy_block(&self, lba: u32, data: &mut [u8], metadata: &mut [u8]) -> Result<()> {
@@ -111,20 +118,17 @@ impl Arena {
         }
     }
 
-    /// Marks a block in the map as lost if its memory failed, as the kernel does, until a write.
-    fn note_lost_block(&self, lba: u32, result: Result<()>) -> Result<()> {
-        if let Err(BttError::Pmem(PmemError::Poisoned { .. })) = &result
-            && !self.region.read_only()
-        {
-            let _guard = self.lba_locks.lock(lba, || self.region.relax());
-            let (entry, block) = self.map().load_block(lba)?;
-            if entry.state() == MapState::Normal {
-                self.map().store(lba, MapEntry::error(block))?;
-                self.map().write_back(lba)?;
-                self.region.fence()?;
-            }
+    /// Marks the block of `lba` in the map as lost, as the kernel does, until a write. The caller
+    /// holds the lock of `lba`, and the read of that block failed since it took the lock.
+    #[cold]
+    fn mark_lost(&self, lba: u32) -> Result<()> {
+        let (entry, block) = self.map().load_block(lba)?;
+        if entry.state() == MapState::Normal {
+            self.map().store(lba, MapEntry::error(block))?;
+            self.map().write_back(lba)?;
+            self.region.fence()?;
         }
-        result
+        Ok(())
     }
 
     /// Makes the blocks of `lbas` read as zeroes, by the map alone; durable on return.
@@ -170,4 +174,8 @@ impl Arena {
     pub(super) fn block_offset(&self, block: u32) -> u64 {
         self.data_base + u64::from(block) * self.block_bytes
     }
+}
+
+fn has_failed_memory(result: &Result<()>) -> bool {
+    matches!(result, Err(BttError::Pmem(PmemError::Poisoned { .. })))
 }

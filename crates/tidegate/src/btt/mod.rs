@@ -27,6 +27,8 @@ mod device;
 mod engine;
 mod error;
 #[cfg(all(test, not(loom)))]
+mod failed_memory_tests;
+#[cfg(all(test, not(loom)))]
 mod flip_tests;
 mod flog;
 #[cfg(any(test, feature = "test-support"))]
