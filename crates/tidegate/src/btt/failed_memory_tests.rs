@@ -6,12 +6,15 @@ use std::sync::mpsc::{Sender, channel};
 
 use parking_lot::Mutex;
 
+use super::info::read_info;
 use super::layout::MapEntry;
 use super::*;
-use crate::device::{BlockDevice, BlockDeviceExt, WriteFlags};
+use crate::device::{BlockDevice, BlockDeviceExt, DeviceErrorKind, WriteFlags};
 use crate::pmem::{Observer, Region, RegionOptions};
 
 const PAGE: u64 = 4096;
+/// An lba whose map entry is not in the first page of the map.
+const FAR: u64 = 5000;
 
 /// Tells when a thread waits for another one.
 struct Waits(Mutex<Sender<()>>);
@@ -118,4 +121,31 @@ fn a_failed_block_is_lost_until_it_is_written() {
     assert_eq!(check::check(&region, &mut |_| ()).unwrap().findings.len(), 1);
     write(&btt, 10, 3).unwrap();
     assert_eq!(read(&btt, 10).unwrap(), 3);
+}
+
+/// The lanes that wrote to lbas of the failed page last cannot be used any more, and the rest can.
+#[test]
+fn a_failed_page_of_the_map_fails_only_its_own_lbas() {
+    let pool = Pool::new();
+    let region = Arc::new(pool.region());
+    let btt = Btt::open(Arc::clone(&region)).unwrap();
+    // Three lanes have their last writes in the page.
+    btt.write(10 * 512, &[1; 3 * 512], WriteFlags::default()).unwrap();
+    let map = 4096 + read_info(&region, 4096).unwrap().mapoff.get();
+    pool.fail_page(&region, map);
+    for lba in FAR..FAR + 300 {
+        write(&btt, lba, 2).unwrap();
+    }
+    // All lbas, and so those too that share a bucket with one of the page.
+    for lba in (1024..btt.geometry().blocks).step_by(8) {
+        let blocks = 8.min(btt.geometry().blocks - lba);
+        let data = vec![3; usize::try_from(blocks).unwrap() * 512];
+        btt.write(lba * 512, &data, WriteFlags::default()).unwrap();
+    }
+    assert_eq!(write(&btt, 20, 2).unwrap_err().kind(), DeviceErrorKind::Io);
+    assert_eq!(read(&btt, FAR).unwrap(), 3);
+    drop((btt, region));
+    // The page's content is whole here: the acknowledged writes to it are there.
+    let btt = Btt::open(Arc::new(pool.region())).unwrap();
+    assert_eq!([10, 11, 12, FAR].map(|lba| read(&btt, lba).unwrap()), [1, 1, 1, 3]);
 }

@@ -29,7 +29,8 @@ pub(super) struct Lane {
     seq: AtomicU32,
     /// The lba whose map entry the last write changed.
     unfenced_lba: AtomicU32,
-    /// The memory of the lane's block or flog failed: no writer may use the lane.
+    /// The memory of the lane's block, of its flog or of its last write's map entry failed: no
+    /// writer may use the lane.
     failed: AtomicBool,
 }
 
@@ -115,8 +116,8 @@ impl LaneGuard<'_> {
         lane.unfenced_lba.store(lba, Ordering::Release);
     }
 
-    /// Retires the lane, so that no writer takes it any more: the memory of its block or flog
-    /// failed.
+    /// Retires the lane, so that no writer takes it any more: the memory of its block, of its flog
+    /// or of its last write's map entry failed.
     pub(super) fn retire(&mut self) {
         self.lane.failed.store(true, Ordering::Relaxed);
     }

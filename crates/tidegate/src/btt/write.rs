@@ -30,7 +30,7 @@ type Group<'a> = ArrayVec<Member<'a>, GROUP_MAX>;
 
 /// Why a group was not written.
 enum GroupError {
-    /// A lane's memory failed before the commit; other lanes can write the group.
+    /// Memory that a lane depends on failed before the commit; other lanes can write the group.
     LaneRetired,
     /// Other lanes cannot help.
     Failed(BttError),
@@ -47,7 +47,8 @@ impl Arena {
     /// `metadata` goes behind the data of each block.
     ///
     /// Neighbours are written in groups that share the two fences, each block in its own lane. A
-    /// lane whose memory fails is retired, and the group is tried again with other lanes.
+    /// lane whose memory fails is retired, and the group is tried again with other lanes. So is a
+    /// lane whose last write has its map entry in failed memory.
     pub(super) fn write_blocks(
         &self,
         mut lba: u32,
@@ -158,7 +159,7 @@ impl Arena {
     fn prepare(&self, member: &mut Member<'_>) -> Result<(), GroupError> {
         let (old_entry, old_block) = self.map().load_block(member.lba)?;
         if let Some(stale_lba) = self.unfenced_in_bucket(member) {
-            self.map().write_back(stale_lba)?;
+            self.write_stale_back(stale_lba, member.lba)?;
         }
         member.entry = member.lane.entry(member.lba, logged_old_map(old_entry, old_block));
         member.old_block = old_block;
@@ -175,7 +176,25 @@ impl Arena {
         self.lba_locks.same_bucket(stale_lba, member.lba).then_some(stale_lba)
     }
 
+    /// Writes the map entry of `stale_lba` back, which shares the bucket of `lba`.
+    ///
+    /// If the memory of that entry failed, a write to another lba of the bucket goes on. Its own
+    /// order does not need the stale entry: among the flog entries of one lba, only those of that
+    /// lba count. The bucket then forgets that the entry may not be durable, which only a next write
+    /// to `stale_lba` would have to know. There is none: the region refuses to load the entry for as
+    /// long as it is open. And the flog entry of the lane that stored it stays that lane's newest:
+    /// `store` retires the lane, so recovery finds the write there.
+    fn write_stale_back(&self, stale_lba: u32, lba: u32) -> Result<(), PmemError> {
+        match self.map().write_back(stale_lba) {
+            Err(PmemError::Poisoned { .. }) if stale_lba != lba => Ok(()),
+            result => result,
+        }
+    }
+
     /// Stores the data in the lane's free block. Writes the lane's previous map entry back.
+    ///
+    /// If that entry's memory failed, the lane's flog entry stays the only record of the previous
+    /// write: this write may not replace it (invariant 4), and the lane is retired.
     fn store(&self, member: &mut Member<'_>, metadata: &[u8]) -> Result<(), GroupError> {
         let offset = self.block_offset(member.lane.free_block());
         let mut stored = self.region.write_streaming(offset, member.data);
@@ -183,7 +202,7 @@ impl Arena {
             stored = self.region.write_streaming(offset + member.data.len() as u64, metadata);
         }
         if let Some(lba) = member.lane.unfenced_lba() {
-            self.map().write_back(lba)?;
+            stored = stored.and_then(|()| self.map().write_back(lba));
         }
         retire_if_poisoned(&mut member.lane, stored)
     }
