@@ -47,6 +47,9 @@ enum Writer {
     Request(AsyncRequest, Waiting),
     /// A thread, by its number in the queue: it appends its record itself.
     Thread(u64),
+    /// The first writer, a request that the cleaner is trying to append. So it keeps its turn and
+    /// counts as waiting.
+    Resuming,
 }
 
 /// A thread's membership in the queue, until this is dropped.
@@ -94,26 +97,44 @@ impl Blocked {
         self.count.load(Ordering::SeqCst) > 0
     }
 
-    /// Takes the first writer if it is a request. It still counts as waiting.
+    /// Takes the first writer if it is a request. It keeps its turn until the caller
+    /// [puts it back](Self::put_first_back) or [removes it](Self::remove_first).
     fn take_first(&self) -> Option<(AsyncRequest, Waiting)> {
         let mut queue = self.queue.lock();
-        match queue.pop_front()? {
+        let first = queue.front_mut()?;
+        match std::mem::replace(first, Writer::Resuming) {
             Writer::Request(request, waiting) => Some((request, waiting)),
-            thread @ Writer::Thread(_) => {
-                queue.push_front(thread);
+            other => {
+                *first = other;
                 None
             }
         }
     }
 
-    /// Takes all requests; threads leave by themselves.
+    /// Puts the request of [`take_first`](Self::take_first) back.
+    fn put_first_back(&self, request: AsyncRequest, waiting: Waiting) {
+        if let Some(first) = self.queue.lock().front_mut() {
+            *first = Writer::Request(request, waiting);
+        }
+    }
+
+    /// Ends the turn of the request of [`take_first`](Self::take_first). Returns whether the next
+    /// writer is a thread.
+    fn remove_first(&self) -> bool {
+        let mut queue = self.queue.lock();
+        queue.pop_front();
+        self.count.store(queue.len() as u64, Ordering::SeqCst);
+        matches!(queue.front(), Some(Writer::Thread(_)))
+    }
+
+    /// Takes all requests, except one that is being resumed; threads leave by themselves.
     fn take_requests(&self) -> Vec<AsyncRequest> {
         let mut queue = self.queue.lock();
         let mut requests = Vec::new();
         for writer in std::mem::take(&mut *queue) {
             match writer {
                 Writer::Request(request, _) => requests.push(request),
-                thread @ Writer::Thread(_) => queue.push_back(thread),
+                other => queue.push_back(other),
             }
         }
         self.count.store(queue.len() as u64, Ordering::SeqCst);
@@ -207,14 +228,10 @@ impl Core {
         loop {
             let Some((mut request, waiting)) = self.blocked.take_first() else { return };
             let attempt = self.attempt_first(&mut request.operation(), Context::default());
-            let mut queue = self.blocked.queue.lock();
             let Attempt::Done(result) = attempt else {
-                return queue.push_front(Writer::Request(request, waiting));
+                return self.blocked.put_first_back(request, waiting);
             };
-            self.blocked.count.store(queue.len() as u64, Ordering::SeqCst);
-            let next_is_thread = matches!(queue.front(), Some(Writer::Thread(_)));
-            drop(queue);
-            if next_is_thread {
+            if self.blocked.remove_first() {
                 self.ring.announce_space();
             }
             request.complete(result);
@@ -235,5 +252,44 @@ impl Core {
         for request in self.blocked.take_requests() {
             request.run_on(device);
         }
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+    use crate::device::memory::MemoryDevice;
+    use crate::device::{IoBuffer, WriteFlags};
+    use crate::log::device::{Binding, LogDeviceOptions};
+    use crate::log::{LogOptions, LogPool, create};
+    use crate::pmem::Region;
+
+    fn device() -> LogDevice {
+        let region = Arc::new(Region::anonymous(1 << 20).unwrap());
+        create(&region, &LogOptions::default()).unwrap();
+        let backing = Arc::new(MemoryDevice::new(4096, 64).unwrap());
+        let options = LogDeviceOptions { no_thread: true, ..LogDeviceOptions::default() };
+        let pool = LogPool::open(region).unwrap();
+        LogDevice::open(pool, backing, Binding::unnamed(1), options).unwrap()
+    }
+
+    /// Else writers overtake the request, and no cleaner is woken for it.
+    #[test]
+    fn a_request_that_is_being_resumed_keeps_its_turn_while_a_thread_leaves() {
+        let device = device();
+        let blocked = &device.core.blocked;
+        let (buffer, flags) = (IoBuffer::new(4096), WriteFlags::default());
+        let operation = OwnedOperation::Write { offset: 0, buffer, flags };
+        let request = AsyncRequest::new(operation, Context::default(), |_, _| ());
+        blocked.queue.lock().push_back(Writer::Request(request, waits::begin(WHO, SPACE)));
+        let thread = Turn::join(&device.core);
+        let (request, waiting) = blocked.take_first().unwrap();
+        assert!(!thread.has_come());
+        drop(thread);
+        assert!(blocked.is_waiting());
+        blocked.put_first_back(request, waiting);
+        assert!(blocked.is_waiting());
+        device.core.resume_blocked();
+        assert!(!blocked.is_waiting());
     }
 }
