@@ -2,7 +2,12 @@
 //!
 //! Only the newest version of a block is written: the log sees all versions of a block that is
 //! written often, the backing only the last. Zeroes go before data, since live data is newer.
+//!
+//! Damage stops the cleaner: no tail passes an acknowledged record that is missing, and no byte
+//! reaches the backing that its record's checksum does not confirm. The record stays in the log, so
+//! `tidegate check` names it. A newer write of its blocks makes a damaged record needless.
 
+use std::io::IoSlice;
 use std::ops::Range;
 
 use parking_lot::MutexGuard;
@@ -17,7 +22,9 @@ use crate::device::{
 use crate::log::control::stats::Counter;
 use crate::log::control::table;
 use crate::log::pool::layout::RECORD_ALIGN_BYTES;
-use crate::log::pool::record::{Header, RecordKind};
+use crate::log::pool::losses::Damage;
+use crate::log::pool::record::{Header, RecordKind, payload_checksum};
+use crate::log::pool::scan::Scanner;
 use crate::log::ring::Ticket;
 use crate::sync::Ordering;
 use crate::tier::ledger::Failed;
@@ -33,7 +40,11 @@ pub(super) struct Scratch {
     /// Blocks of the batch that a later record made zero: the index forgets them with the batch.
     zeroed: Vec<u64>,
     zeroes: Vec<Zeroes>,
+    /// Records that hold the blocks of the batch, by position.
+    records: Vec<Header>,
     data: Vec<u8>,
+    /// Payload of one record.
+    payload: Vec<u8>,
 }
 
 /// Blocks to make zero.
@@ -146,6 +157,9 @@ impl Core {
         scratch.blocks.clear();
         scratch.zeroed.clear();
         scratch.zeroes.clear();
+        scratch.records.clear();
+        // Before the records: all below are durable, or are holes that a Gap before here covers.
+        let finished = self.ring.catch_up();
         let mut records = self.ring.records(start, safe);
         let (mut end, batch_bytes) = (start, self.batch_bytes.load(Ordering::Relaxed));
         while end - start < batch_bytes {
@@ -161,7 +175,34 @@ impl Core {
             let message = format!("{lost} bytes of the log cannot be read");
             return Err(DeviceError::new(DeviceErrorKind::Io, message));
         }
+        self.check_losses(&mut records, end, finished)?;
         Ok(end)
+    }
+
+    /// Checks that `records`, read up to `end`, miss no record that is acknowledged. All records
+    /// below `finished` are.
+    fn check_losses(&self, records: &mut Scanner<'_>, end: u64, finished: u64) -> Result<()> {
+        let end = end.min(finished);
+        if records.doubtful_from() >= end && records.losses.missing().next().is_none() {
+            return Ok(());
+        }
+        // A Gap that covers a hole may be behind the batch.
+        records.by_ref().for_each(drop);
+        let told = records.losses.missing().next().filter(|missing| missing.start < end);
+        let untold = records.doubtful_from();
+        let position = match &told {
+            Some(missing) => missing.start,
+            None if untold < end => untold,
+            None => return Ok(()),
+        };
+        if told.is_none() {
+            // Its finished position tells the next opening that the missing record was
+            // acknowledged. If the log does not take it, only this run tells the loss.
+            let _ = self.define();
+        }
+        Err(damaged(&format!(
+            "an acknowledged record at position {position} of the log has lost its header"
+        )))
     }
 
     fn collect_record(&self, header: &Header, tail: u64, scratch: &mut Scratch) {
@@ -169,7 +210,7 @@ impl Core {
         let first = header.offset / block;
         match header.kind {
             RecordKind::Write => {
-                let data = header.position + RECORD_ALIGN_BYTES;
+                let (data, blocks) = (header.position + RECORD_ALIGN_BYTES, scratch.blocks.len());
                 for index in 0..u64::from(header.payload_bytes) / block {
                     let (lba, at) = (first + index, data + index * block);
                     match self.index.find(lba, tail) {
@@ -177,6 +218,9 @@ impl Core {
                         Location::Zero => scratch.zeroed.push(lba),
                         Location::Log(_) | Location::Backing => {}
                     }
+                }
+                if scratch.blocks.len() > blocks {
+                    scratch.records.push(*header);
                 }
             }
             RecordKind::Zero => {
@@ -191,10 +235,13 @@ impl Core {
 
     /// Writes the batch to the backing, durably.
     fn destage(&self, scratch: &mut Scratch) -> std::result::Result<(), Failed> {
-        let Scratch { blocks, zeroes, data, .. } = scratch;
-        if blocks.is_empty() && zeroes.is_empty() {
+        if scratch.blocks.is_empty() && scratch.zeroes.is_empty() {
             return Ok(());
         }
+        scratch.blocks.sort_unstable();
+        self.load(scratch)?;
+        let Scratch { blocks, zeroes, data, .. } = scratch;
+        let runs = self.runs_of(blocks);
         self.announce_cleaning(blocks, zeroes);
         let _waiting = waits::begin("the cleaner of the log", "the backing");
         let block = self.block_bytes();
@@ -204,8 +251,6 @@ impl Core {
             Request::new(Operation::WriteZeroes { offset, len, flags })
         };
         self.submit(zeroes.iter().map(zero).collect()).map_err(Failed::Below)?;
-        blocks.sort_unstable();
-        let runs = self.load(blocks, data)?;
         let write = |run: &Run| {
             let (offset, flags) = (run.first * block, WriteFlags::default());
             Request::new(Operation::Write { offset, data: &data[run.bytes.clone()], flags })
@@ -232,20 +277,54 @@ impl Core {
         requests.iter_mut().try_for_each(|request| request.take_result().unwrap_or(Ok(())))
     }
 
-    /// Copies the blocks, which are in order, from the log to `data`, and joins neighbours.
-    fn load(&self, blocks: &[(u64, u64)], data: &mut Vec<u8>) -> Result<Vec<Run>> {
-        let (block, pool) = (self.geometry.block_bytes as usize, self.ring.pool());
+    /// Copies the blocks from the log to the data, in the order of the blocks.
+    ///
+    /// Whole payloads are read, each once, and the bytes that were read are compared with the
+    /// checksum: the medium may change between two reads.
+    fn load(&self, scratch: &mut Scratch) -> Result<()> {
+        let Scratch { blocks, records, data, payload, .. } = scratch;
+        let block = self.geometry.block_bytes as usize;
         device::resize(data, blocks.len() * block)?;
+        let mut targets: Vec<_> =
+            blocks.iter().map(|(_, at)| *at).zip(data.chunks_mut(block)).collect();
+        targets.sort_unstable_by_key(|(at, _)| *at);
+        let mut targets = targets.into_iter().peekable();
+        for header in records.iter() {
+            self.read_whole(header, payload)?;
+            let (start, end) = (header.data_position(), header.position + header.record_bytes());
+            while let Some((at, target)) = targets.next_if(|(at, _)| *at < end) {
+                let from = usize::try_from(at - start).unwrap_or(usize::MAX);
+                target.copy_from_slice(&payload[from..from + block]);
+            }
+        }
+        Ok(())
+    }
+
+    /// Reads the payload of the record with this header.
+    ///
+    /// # Errors
+    /// The memory failed, or the bytes are not those of the header's checksum.
+    fn read_whole(&self, header: &Header, payload: &mut Vec<u8>) -> Result<()> {
+        device::resize(payload, header.payload_bytes as usize)?;
+        self.ring.pool().read_payload(header, 0, payload)?;
+        if payload_checksum(&[IoSlice::new(payload)]) == header.payload_checksum {
+            return Ok(());
+        }
+        Err(damaged(&format!("{}, was acknowledged and is damaged", Damage::of(header))))
+    }
+
+    /// Joins neighbours among the blocks, which are in order.
+    fn runs_of(&self, blocks: &[(u64, u64)]) -> Vec<Run> {
+        let block = self.geometry.block_bytes as usize;
         let mut runs: Vec<Run> = Vec::new();
-        for (index, (lba, at)) in blocks.iter().enumerate() {
+        for (index, (lba, _)) in blocks.iter().enumerate() {
             let bytes = index * block..(index + 1) * block;
-            pool.region().read(pool.region_offset(*at), &mut data[bytes.clone()])?;
             match runs.last_mut() {
                 Some(run) if self.joins(run, *lba) => run.bytes.end = bytes.end,
                 _ => runs.push(Run { first: *lba, bytes }),
             }
         }
-        Ok(runs)
+        runs
     }
 
     fn joins(&self, run: &Run, lba: u64) -> bool {
@@ -281,4 +360,11 @@ impl Core {
         self.index.forget_zeroes(end);
         Ok(())
     }
+}
+
+/// Returns the error of a batch with a damaged or missing record.
+fn damaged(what: &str) -> DeviceError {
+    let cure = "the log keeps it and is not destaged past it; restore from a backup, or go on \
+                without it by `tidegate recover --salvage`";
+    DeviceError::new(DeviceErrorKind::Corrupt, format!("{what}; {cure}"))
 }

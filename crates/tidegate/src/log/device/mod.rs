@@ -26,6 +26,8 @@ mod background;
 mod binding;
 mod clean;
 mod error;
+#[cfg(all(test, not(loom)))]
+mod failing_tests;
 mod index;
 mod recover;
 mod requests;
