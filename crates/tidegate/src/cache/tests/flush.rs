@@ -144,7 +144,9 @@ fn waiting_flushes_share_one() {
         first.join().unwrap();
         fault.wait_until_hung(1);
         fault.release();
-        others.into_iter().for_each(|it| it.join().unwrap());
+        for other in others {
+            other.join().unwrap();
+        }
     });
     assert_eq!(fault.injected(), 2);
 }
