@@ -236,6 +236,8 @@ fn program() -> Vec<libc::sock_filter> {
 
 #[cfg(test)]
 mod tests {
+    use tidegate::durable;
+
     use super::*;
 
     const ERRNO: u32 = libc::SECCOMP_RET_ERRNO;
@@ -286,6 +288,19 @@ mod tests {
             assert_eq!(msync(libc::MS_SYNC | libc::MS_ASYNC), ALLOW, "the kernel refuses it");
         }
         assert_eq!(judge(MACHINES[0].architecture, X32_BIT + 74, [0; 6]), ERRNO, "x32");
+    }
+
+    #[test]
+    fn a_process_behind_the_filter_is_told_that_its_syncs_do_not_reach_the_kernel() {
+        durable::reaches_kernel().unwrap();
+        let filter = Filter::choose(Scope::All).unwrap().unwrap();
+        let behind = || {
+            // The filter of a thread ends with the thread.
+            filter.install().unwrap();
+            durable::reaches_kernel()
+        };
+        let error = std::thread::scope(|scope| scope.spawn(behind).join().unwrap()).unwrap_err();
+        assert!(error.to_string().contains("tidegate run --volatile"), "{error}");
     }
 
     #[test]

@@ -15,6 +15,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, anyhow, bail};
 use rustix::fs::FlockOperation;
 use rustix::time::{ClockId, Timespec, clock_gettime};
+use tidegate::durable;
 use tidegate::log::recover::{
     ApplyOptions, Failure, LocalFiles, NamesDone, Outcome, Progress, Recovered, plan_pool,
     recover_pool, remove_reserved,
@@ -126,13 +127,14 @@ pub struct RecoverOptions {
 ///
 /// # Errors
 /// Fails if the pool cannot be mapped, is in use, holds something else, or its log cannot be
-/// restored.
+/// restored; or if the syncs of this process do not reach the kernel.
 pub(crate) fn open_log(
     path: &Path,
     paths: &PoolPaths,
     options: RecoverOptions,
     progress: &(dyn Fn(Progress) + Sync),
 ) -> Result<Opened> {
+    durable::reaches_kernel().with_context(|| format!("{}: not opened", path.display()))?;
     let pool = open_or_make(path)?;
     let control = paths.control();
     if let Some(log) = take_over(&pool, &control, options)? {

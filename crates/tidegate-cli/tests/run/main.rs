@@ -15,6 +15,7 @@
 
 mod bed;
 mod causes;
+mod charge;
 mod commits;
 mod copies;
 mod counts;
