@@ -46,7 +46,8 @@ pub enum Request {
     /// `process` cannot be watched, or is about to become such a process: nothing is logged while
     /// it lives. Answered once the log is retired.
     Suspend {
-        /// The sender, or a child of the sender; 0: the session, until it ends.
+        /// The sender, or a child of the sender; 0: the session, until it ends, or until it is
+        /// resumed if no cause is given.
         process: i32,
         /// The reason why it cannot be watched.
         #[serde(default)]

@@ -84,6 +84,8 @@ pub(crate) struct Supervisor {
     suspending: HashSet<u64>,
     /// Tickets of suspensions that end the stories of a file system with copies.
     separating: HashSet<u64>,
+    /// File systems that programs of the tree have frozen.
+    frozen: u64,
     /// Plain programs, with the reasons that were reported.
     told: HashSet<(String, Cause)>,
 }
@@ -155,6 +157,7 @@ impl Supervisor {
             suspensions: Suspensions::default(),
             suspending: HashSet::new(),
             separating: HashSet::new(),
+            frozen: 0,
             told: HashSet::new(),
         };
         if supervisor.charge.taken_over {
@@ -396,11 +399,7 @@ impl Supervisor {
             }
             Request::Resume { process } => {
                 self.set_role(key, Role::Client);
-                let peer = self.peers.get(&key).map(|peer| peer.process);
-                if let Some(process) = peer.and_then(|peer| named_by(peer, process)) {
-                    self.suspensions.remove(self.charge.cleaner.log(), process);
-                }
-                self.reply(key, &Reply::Resumed);
+                self.resume(key, process);
             }
             Request::Plain { cause, program } => {
                 self.set_role(key, Role::Client);
@@ -435,7 +434,10 @@ impl Supervisor {
     ) -> io::Result<()> {
         let Some(peer) = self.peers.get(&key).map(|peer| peer.process) else { return Ok(()) };
         let named = named_by(peer, process);
-        if process == SESSION {
+        if process == SESSION && cause.is_none() {
+            self.frozen += 1;
+            self.charge.cleaner.log().processes().suspend();
+        } else if process == SESSION {
             self.charge.cleaner.log().processes().suspend_for_session();
         } else if let Some(named) = named {
             self.suspend_for(named)?;
@@ -449,6 +451,19 @@ impl Supervisor {
         self.suspending.insert(key);
         self.charge.cleaner.retire_all(key);
         Ok(())
+    }
+
+    /// Takes one suspension for `process` back, or that of a file system that was frozen. The thaw
+    /// of a file system that no program of the tree froze changes nothing.
+    fn resume(&mut self, key: u64, process: i32) {
+        let peer = self.peers.get(&key).map(|peer| peer.process);
+        if process == SESSION && self.frozen > 0 {
+            self.frozen -= 1;
+            self.charge.cleaner.log().processes().resume_logging();
+        } else if let Some(process) = peer.and_then(|peer| named_by(peer, process)) {
+            self.suspensions.remove(self.charge.cleaner.log(), process);
+        }
+        self.reply(key, &Reply::Resumed);
     }
 
     /// Suspends logging while `process` lives.

@@ -23,6 +23,7 @@ mod crash;
 mod faults;
 mod findings;
 mod fio;
+mod frozen;
 mod fsx;
 mod identity;
 mod kernel_path;

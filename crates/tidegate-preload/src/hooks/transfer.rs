@@ -13,6 +13,7 @@ use std::ptr;
 use libc::{off_t, size_t, ssize_t};
 use tidegate_interpose::cancel;
 
+use super::mount;
 use crate::covered::{Open, every_write, metadata};
 use crate::state::files::Seen;
 use crate::sys::raw::words;
@@ -101,6 +102,8 @@ const FIDEDUPERANGE: c_ulong = 0x9436;
 const EXT4_IOC_MOVE_EXT: c_ulong = 0x660f;
 const XFS_IOC_SWAPEXT: c_ulong = 0x586d;
 const XFS_IOC_EXCHANGE_RANGE: c_ulong = 0x5881;
+const FIFREEZE: c_ulong = 0x5877;
+const FITHAW: c_ulong = 0x5878;
 
 /// Requests of these types that change nothing. All others, known or not, may change the bytes, the
 /// space or the attributes of the file of the descriptor.
@@ -190,8 +193,11 @@ pub(crate) unsafe extern "C-unwind" fn ioctl(
         given.mark();
         return call();
     }
-    if !may_change(request) {
-        return call();
+    match request & NAME {
+        FIFREEZE => return mount::freezing(call),
+        FITHAW => return mount::thawing(call),
+        _ if !may_change(request) => return call(),
+        _ => {}
     }
     let call = || raw::by_kernel(call() as isize);
     let change = || unseen_of(&mut others_of(request, argument), &call);

@@ -49,6 +49,9 @@ const NAMES_AGE: Duration = Duration::from_millis(500);
 const UNREACHABLE: &str = "a program that cannot be watched was started by a process that does not reach the pool's supervisor \
      (another file system hides what the pool has in /dev/shm, say): from now on all syncs are real ones";
 
+const NOT_RETIRED: &str = "a program that cannot be watched was started while the disk failed, so that the log could not be emptied: from \
+     now on all syncs are real ones";
+
 /// A request that waits for the log to be retired up to a position.
 struct Waiter {
     ticket: u64,
@@ -245,12 +248,13 @@ impl Worker {
         }
     }
 
-    /// Reports a suspension that a process could not report to the supervisor. Such a process wakes
-    /// this thread instead.
+    /// Reports a suspension that a process could not report to the supervisor, or for which the log
+    /// could not be retired. Such a process wakes this thread instead.
     fn tell_suspension(&mut self) {
         if !self.suspension_told && self.log.processes().is_suspended_for_good() {
             self.suspension_told = true;
-            self.events.send(Event::Notice(UNREACHABLE.into()));
+            let message = if self.failed_attempts > 0 { NOT_RETIRED } else { UNREACHABLE };
+            self.events.send(Event::Notice(message.into()));
         }
     }
 
