@@ -23,6 +23,7 @@ use super::paths::{Lock, PoolPaths};
 use super::report::{Reporter, one_line};
 use super::socket::{Connection, Reply, Request, Welcome};
 use super::stats::Statistics;
+use super::tree::pid_namespace;
 use anyhow::{Context, Result, anyhow, bail};
 
 /// A supervisor that dies so soon after it was joined may die again of the same cause. The launcher
@@ -271,7 +272,7 @@ fn join(
     reporter: &dyn Reporter,
 ) -> Result<Option<(Connection, Welcome)>> {
     // If the supervisor has ended, its earlier messages tell why.
-    let _ = connection.send(&Request::Join { latencies });
+    let _ = connection.send(&Request::Join { latencies, pid_namespace: pid_namespace() });
     let welcome = await_welcome(&connection, reporter)?;
     Ok(welcome.map(|welcome| (connection, welcome)))
 }

@@ -36,6 +36,9 @@ pub enum Request {
     Join {
         /// Whether to measure latencies of writes.
         latencies: bool,
+        /// The sender's PID namespace.
+        #[serde(default)]
+        pid_namespace: Option<u64>,
     },
     /// The sender's program ended.
     Leave,
@@ -308,9 +311,10 @@ mod tests {
         let client = Connection::to(&path).unwrap().unwrap();
         let served = listener.accept().unwrap().unwrap();
         assert_eq!(served.peer().unwrap(), rustix::process::getpid());
-        client.send(&Request::Join { latencies: true }).unwrap();
+        client.send(&Request::Join { latencies: true, pid_namespace: None }).unwrap();
         client.send(&Request::Flush).unwrap();
-        assert_eq!(served.receive().unwrap(), Some(Request::Join { latencies: true }));
+        let join = Request::Join { latencies: true, pid_namespace: None };
+        assert_eq!(served.receive().unwrap(), Some(join));
         assert_eq!(served.receive().unwrap(), Some(Request::Flush));
         let none = served.receive_now::<Request>().unwrap_err();
         assert_eq!(none.kind(), io::ErrorKind::WouldBlock);

@@ -34,7 +34,9 @@ use super::paths::{Lock, PoolPaths};
 use super::socket::{Connection, Listener, Reply, Request, SESSION, Welcome};
 use super::stats::{FileSyncs, Statistics, UNSUPPORTED};
 use super::suspension::{Suspensions, named_by};
-use super::tree::{Announced, Tree, is_out_of_descriptors, maps, name_of, processes_that_map};
+use super::tree::{
+    Announced, Tree, is_out_of_descriptors, maps, name_of, pid_namespace, processes_that_map,
+};
 
 const LISTENER: u64 = 0;
 const CLEANER: u64 = 1;
@@ -374,16 +376,12 @@ impl Supervisor {
 
     fn answer(&mut self, key: u64, request: Request) -> io::Result<()> {
         match request {
-            Request::Join { latencies } => {
-                self.set_role(key, Role::Launcher);
-                if latencies {
-                    self.charge.cleaner.log().ring().stats().want_latencies();
-                }
-                let welcome = self.charge.welcome.clone();
-                // The next launcher finds nothing recovered.
-                self.charge.welcome.recovered = None;
-                self.reply(key, &Reply::Welcome(welcome));
+            Request::Join { pid_namespace: theirs, .. } if is_foreign(theirs) => {
+                self.set_role(key, Role::Client);
+                let message = self.foreign();
+                self.reply(key, &Reply::Failed { message });
             }
+            Request::Join { latencies, .. } => self.join(key, latencies),
             Request::Stat => {
                 self.set_role(key, Role::Client);
                 let statistics = Box::new(self.statistics());
@@ -422,6 +420,27 @@ impl Supervisor {
             }
         }
         Ok(())
+    }
+
+    /// Welcomes a launcher.
+    fn join(&mut self, key: u64, latencies: bool) {
+        self.set_role(key, Role::Launcher);
+        if latencies {
+            self.charge.cleaner.log().ring().stats().want_latencies();
+        }
+        let welcome = self.charge.welcome.clone();
+        // The next launcher finds nothing recovered.
+        self.charge.welcome.recovered = None;
+        self.reply(key, &Reply::Welcome(welcome));
+    }
+
+    /// Returns the answer to a launcher of another PID namespace.
+    fn foreign(&self) -> String {
+        format!(
+            "{} is in use by a run in another PID namespace (of a container, say), whose process numbers are others: \
+             start this one there, wait for the end of that run, or name another pool by --pool",
+            self.charge.pool.display()
+        )
     }
 
     /// Suspends logging while a process lives, and answers when all records are retired.
@@ -675,6 +694,13 @@ impl Ended {
         }
         drop(self.lock);
     }
+}
+
+/// Returns whether a launcher is known to be in another PID namespace than this process. The log
+/// names processes by the numbers that they have for themselves, and the socket by those that they
+/// have here.
+fn is_foreign(theirs: Option<u64>) -> bool {
+    theirs.is_some() && pid_namespace().is_some_and(|ours| theirs != Some(ours))
 }
 
 /// Returns whether `process` lives, but this user may not read its mappings.

@@ -139,6 +139,12 @@ impl Tree {
     }
 }
 
+/// Returns the number of this process's PID namespace; `None` without `/proc`.
+pub(crate) fn pid_namespace() -> Option<u64> {
+    use std::os::unix::fs::MetadataExt;
+    Some(std::fs::metadata("/proc/self/ns/pid").ok()?.ino())
+}
+
 /// Returns whether no process has this number. One that has ended has it until its parent reaps it.
 fn is_gone(pid: Pid) -> bool {
     test_kill_process(pid) == Err(Errno::SRCH)

@@ -1,10 +1,11 @@
-//! When a supervisor takes charge of a pool: not behind a filter that answers syncs.
+//! When a supervisor takes charge of a pool, and which launchers it welcomes: not behind a filter
+//! that answers syncs, and not from another PID namespace.
 
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
 
 use crate::bed::{Bed, Runner};
-use crate::support::{preload_library, succeed, tidegate};
+use crate::support::{preload_library, succeed, tidegate, tool};
 
 /// Returns `tidegate run --volatile` of `tidegate` with `words` and the pool.
 fn behind_a_filter(words: &[&str], pool: &Path) -> Command {
@@ -35,4 +36,23 @@ fn no_pool_is_opened_where_a_filter_answers_syncs() {
     refused(&["recover"], &[]);
     refused(&["flush"], &[]);
     succeed(tidegate().arg("recover").arg(&pool));
+}
+
+#[test]
+fn a_launcher_of_another_pid_namespace_is_refused() {
+    let bed = Bed::new();
+    let pool = bed.pool();
+    let mut first = Runner::Run(&pool).command("sh", bed.disk());
+    first.args(["-c", "echo started; exec cat"]).stdin(Stdio::piped()).stdout(Stdio::piped());
+    let mut first = first.spawn().expect("it starts");
+    let mut started = [0; 8];
+    std::io::Read::read_exact(first.stdout.as_mut().expect("it is piped"), &mut started)
+        .expect("it starts");
+    let mut second = tool("unshare", "util-linux");
+    second.args(["--pid", "--fork", "--mount-proc", env!("CARGO_BIN_EXE_tidegate")]);
+    let message = refused(second.args(["run", "--pool"]).arg(&pool).args(["--", "true"]));
+    assert!(message.contains("in use by a run in another PID namespace"), "{message}");
+    succeed(tidegate().args(["run", "--pool"]).arg(&pool).args(["--", "true"]));
+    drop(first.stdin.take());
+    assert!(first.wait().expect("it ends").success());
 }
