@@ -16,6 +16,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
 use rustix::fs::{Access, FlockOperation};
+use rustix::process::{Resource, getrlimit};
 
 use tidegate::log::CODE;
 use tidegate::opening::{self, Expected};
@@ -208,6 +209,7 @@ pub fn is_empty(path: &Path) -> bool {
 }
 
 fn set_len(path: &Path, bytes: u64) -> io::Result<()> {
+    expect_allowed(bytes)?;
     let file = opening::open(path, Expected::Pool, File::options().write(true))?;
     file.set_len(bytes)?;
     file.sync_all()
@@ -257,10 +259,22 @@ pub fn existing_log(path: &Path) -> Result<PathBuf> {
     existing_pool(path)
 }
 
+/// Fails if this process may not make a file of so many bytes. The kernel would end the process.
+fn expect_allowed(bytes: u64) -> io::Result<()> {
+    match getrlimit(Resource::Fsize).current {
+        Some(limit) if limit < bytes => {
+            let (limit, size) = (Size { bytes: limit }, Size { bytes });
+            Err(io::Error::other(format!("files may have {limit} here (`ulimit -f`), not {size}")))
+        }
+        _ => Ok(()),
+    }
+}
+
 fn new_pool(path: &Path, size: Size) -> io::Result<()> {
     if path.exists() {
         return Err(io::ErrorKind::AlreadyExists.into());
     }
+    expect_allowed(size.bytes)?;
     // It gets another name first, so that no process finds a pool without its size.
     let mut temporary = path.as_os_str().to_os_string();
     temporary.push(format!(".{}", std::process::id()));

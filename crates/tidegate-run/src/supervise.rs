@@ -1,15 +1,18 @@
 //! The supervisor's process, from its start by a launcher to its end.
 
 use std::fs::File;
-use std::io::stdin;
+use std::io::{self, stdin};
 use std::os::fd::AsFd;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit, setsid};
+use signal_hook::consts::SIGXFSZ;
+use tidegate::log::CONTROL_BYTES;
 use tidegate::log::recover::Progress;
+use tidegate::size::Size;
 
 use super::allocator::Allocator;
 use super::cleaner::Cleaner;
@@ -33,11 +36,12 @@ pub fn supervise(pool: &Path, options: RecoverOptions) -> Result<()> {
         report(panic);
         std::process::abort();
     }));
-    leave_launcher()?;
+    detach();
     let launcher = stdin().as_fd().try_clone_to_owned().context("there is no launcher")?;
     let told = stdin().as_fd().try_clone_to_owned().context("there is no launcher")?;
     let told = Connection::over(told);
-    let started = take_charge(pool, options, &told).and_then(|charge| {
+    let started = lift_limits().and_then(|()| take_charge(pool, options, &told));
+    let started = started.and_then(|charge| {
         // From here on errors go over connections to the launchers that live.
         let nowhere = File::options().read(true).write(true).open("/dev/null")?;
         rustix::stdio::dup2_stderr(&nowhere)?;
@@ -59,20 +63,50 @@ pub fn supervise(pool: &Path, options: RecoverOptions) -> Result<()> {
     Ok(())
 }
 
-/// Leaves the launcher's terminal, its descriptors and its limits.
-fn leave_launcher() -> Result<()> {
+/// Leaves the launcher's terminal and its descriptors.
+fn detach() {
     // Fails on an old kernel: descriptors inherited from the launcher's caller then stay open as
     // long as this process lives.
     let _ = close_inherited();
     // Fails only for the leader of a group, which has no terminal to lose.
     let _ = setsid();
-    let limit = getrlimit(Resource::Nofile);
-    setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit })
-        .context("cannot raise the number of open files")?;
-    // The limit on file sizes is meant for the program, not for the supervisor.
-    let limit = getrlimit(Resource::Fsize);
-    setrlimit(Resource::Fsize, Rlimit { current: limit.maximum, ..limit })
-        .context("cannot raise the size of files")
+}
+
+/// Leaves the launcher's limits, as far as this user may.
+fn lift_limits() -> Result<()> {
+    raise_limit(Resource::Nofile).context("cannot raise the number of open files")?;
+    // These limits are meant for the program, not for the supervisor.
+    lift_limit(Resource::Cpu).context("cannot raise the time of the processor")?;
+    lift_limit(Resource::Fsize).context("cannot raise the size of files")?;
+    // A write beyond the limit fails instead of ending this process.
+    signal_hook::flag::register(SIGXFSZ, Arc::default()).context("cannot catch a signal")?;
+    check_file_size(getrlimit(Resource::Fsize).current)
+}
+
+/// Raises a soft limit to the hard one.
+fn raise_limit(resource: Resource) -> io::Result<()> {
+    let limit = getrlimit(resource);
+    Ok(setrlimit(resource, Rlimit { current: limit.maximum, ..limit })?)
+}
+
+/// Removes a limit, or raises it to the hard one if this user may not remove that.
+fn lift_limit(resource: Resource) -> io::Result<()> {
+    let unlimited = Rlimit { current: None, maximum: None };
+    setrlimit(resource, unlimited).map_err(io::Error::from).or_else(|_| raise_limit(resource))
+}
+
+/// Fails if files of at most `limit` bytes are too small for the memory that the supervisor shares
+/// with programs.
+fn check_file_size(limit: Option<u64>) -> Result<()> {
+    match limit {
+        Some(bytes) if bytes < CONTROL_BYTES => bail!(
+            "files may have {} (`ulimit -Hf`), but the pool's supervisor needs one of {} in /dev/shm: raise that limit, or \
+             start the first run on the pool without it",
+            Size { bytes },
+            Size { bytes: CONTROL_BYTES }
+        ),
+        _ => Ok(()),
+    }
 }
 
 /// Opens the pool and starts to clean its log.
@@ -111,4 +145,17 @@ fn start_cleaner(opened: Opened) -> Result<(Welcome, Cleaner)> {
     };
     let cleaner = Cleaner::start(log, allocator).context("cannot clean the log")?;
     Ok((welcome, cleaner))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_limit_on_the_size_of_files_is_named() {
+        check_file_size(None).unwrap();
+        check_file_size(Some(CONTROL_BYTES)).unwrap();
+        let error = check_file_size(Some(CONTROL_BYTES - 1)).unwrap_err().to_string();
+        assert!(error.contains("ulimit -Hf"), "{error}");
+    }
 }

@@ -1,5 +1,5 @@
 //! When a supervisor takes charge of a pool, and which launchers it welcomes: not behind a filter
-//! that answers syncs, and not from another PID namespace.
+//! that answers syncs, not from another PID namespace, and under whatever limits.
 
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
@@ -55,4 +55,33 @@ fn a_launcher_of_another_pid_namespace_is_refused() {
     succeed(tidegate().args(["run", "--pool"]).arg(&pool).args(["--", "true"]));
     drop(first.stdin.take());
     assert!(first.wait().expect("it ends").success());
+}
+
+/// A shell under a limit on the size of files, without the right to remove it.
+fn limited(script: &str) -> Command {
+    let mut command = tool("setpriv", "util-linux");
+    command.args([
+        "--bounding-set=-sys_resource",
+        "sh",
+        "-c",
+        script,
+        env!("CARGO_BIN_EXE_tidegate"),
+    ]);
+    command
+}
+
+#[test]
+fn a_limit_on_the_size_of_files_is_left_or_named() {
+    let bed = Bed::new();
+    let (pool, new) = (bed.pool(), bed.pool_dir().join("new"));
+    let made = Runner::Run(&pool);
+    succeed(made.command("true", bed.disk()).stdout(Stdio::null()));
+    let script = "ulimit -Sf 1024; exec \"$0\" run --pool \"$1\" -- sh -c 'ulimit -f'";
+    let printed = succeed(limited(script).arg(&pool));
+    assert_eq!(printed, "1024\n", "the program's limit stays");
+    let script = "ulimit -f 1024; exec \"$0\" run --size=64M --pool \"$1\" -- true";
+    let message = refused(limited(script).arg(&pool));
+    assert!(message.contains("ulimit -Hf"), "{message}");
+    let message = refused(limited(script).arg(&new));
+    assert!(message.contains("ulimit -f"), "{message}");
 }
