@@ -669,8 +669,10 @@ impl<'a, File> Naming<'a, File> {
         }
         let groups: Vec<usize> = groups.difference(&self.plan.done).copied().collect();
         groups.chunks(NOTE_BYTES / size_of::<u32>()).try_for_each(|part| {
-            let part = part.iter().flat_map(|group| (*group as u32).to_le_bytes());
-            self.notes.note(RecordKind::Done, 0, &part.collect::<Vec<u8>>())
+            // A log has fewer names than 32 bits can number.
+            let number = |group: &usize| u32::try_from(*group).unwrap_or(u32::MAX).to_le_bytes();
+            let part: Vec<u8> = part.iter().flat_map(number).collect();
+            self.notes.note(RecordKind::Done, 0, &part)
         })
     }
 
