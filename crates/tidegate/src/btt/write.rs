@@ -180,10 +180,10 @@ impl Arena {
     ///
     /// If the memory of that entry failed, a write to another lba of the bucket goes on. Its own
     /// order does not need the stale entry: among the flog entries of one lba, only those of that
-    /// lba count. The bucket then forgets that the entry may not be durable, which only a next write
-    /// to `stale_lba` would have to know. There is none: the region refuses to load the entry for as
-    /// long as it is open. And the flog entry of the lane that stored it stays that lane's newest:
-    /// `store` retires the lane, so recovery finds the write there.
+    /// lba count. The bucket then forgets that the entry may not be durable. Only a next write to
+    /// `stale_lba` would have to know that, and there is none: the region refuses to load the entry
+    /// for as long as it is open. The flog entry of the lane that stored it stays that lane's
+    /// newest: `store` retires the lane, so recovery finds the write there.
     fn write_stale_back(&self, stale_lba: u32, lba: u32) -> Result<(), PmemError> {
         match self.map().write_back(stale_lba) {
             Err(PmemError::Poisoned { .. }) if stale_lba != lba => Ok(()),
