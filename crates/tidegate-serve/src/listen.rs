@@ -14,7 +14,7 @@ use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
-use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
+use rustix::fd::{AsFd, BorrowedFd, IntoRawFd, OwnedFd};
 use rustix::fs::{FlockOperation, Mode, OFlags, flock};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
@@ -208,15 +208,13 @@ fn inherited() -> Result<Vec<Listener>, ServeError> {
 fn inherit(passed: &mut listenfd::ListenFd, at: usize) -> std::io::Result<Listener> {
     let taken = || std::io::Error::other("it was taken before");
     if let Ok(unix) = passed.take_unix_listener(at) {
-        let unix = unix.ok_or_else(taken)?;
-        expect_listening(&unix)?;
+        let unix = listening(unix.ok_or_else(taken)?)?;
         unix.set_nonblocking(true)?;
         let path = unix.local_addr()?.as_pathname().map(Path::to_path_buf);
         let address = path.map_or(ListenAddress::Inherited, ListenAddress::Unix);
         return Ok(Listener { socket: unix.into(), address, file: None });
     }
-    let tcp = passed.take_tcp_listener(at)?.ok_or_else(taken)?;
-    expect_listening(&tcp)?;
+    let tcp = listening(passed.take_tcp_listener(at)?.ok_or_else(taken)?)?;
     tcp.set_nonblocking(true)?;
     let local = tcp.local_addr()?;
     let address = ListenAddress::Tcp { host: local.ip().to_string(), port: local.port() };
@@ -224,12 +222,15 @@ fn inherit(passed: &mut listenfd::ListenFd, at: usize) -> std::io::Result<Listen
 }
 
 /// Refuses a socket that accepts no connections. `LISTEN_FDS` may count more descriptors than were
-/// passed: their numbers are sockets of this process then.
-fn expect_listening(socket: &impl AsFd) -> std::io::Result<()> {
-    if rustix::net::sockopt::socket_acceptconn(socket)? {
-        return Ok(());
+/// passed: their numbers are sockets of this process then, which stay open.
+fn listening<S: AsFd + IntoRawFd>(socket: S) -> std::io::Result<S> {
+    if rustix::net::sockopt::socket_acceptconn(&socket).is_ok_and(|accepts| accepts) {
+        return Ok(socket);
     }
-    Err(std::io::Error::other("it accepts no connections: LISTEN_FDS counts what was not passed"))
+    let fd = socket.into_raw_fd();
+    Err(std::io::Error::other(format!(
+        "descriptor {fd} accepts no connections; LISTEN_FDS may count more than was passed"
+    )))
 }
 
 /// The right to begin to listen at a path: the lock of a file beside it, which exists only

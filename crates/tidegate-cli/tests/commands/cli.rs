@@ -387,7 +387,7 @@ fn a_size_that_is_refused_leaves_the_pool_and_its_space_as_they_were() {
         (found.len(), found.blocks(), json(&["info", &pool, "--json"])["btt"]["uuid"].clone())
     };
     let before = state();
-    for size in ["8000000G", "1000P", "1M"] {
+    for size in ["8000000G", "1M"] {
         fails(1, &["create", &pool, "--engine", "btt", "--size", size, "--force"]);
         assert_eq!(state(), before, "{size}");
     }

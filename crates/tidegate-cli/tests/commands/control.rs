@@ -186,6 +186,9 @@ fn root_asks_the_servers_of_all_users_and_others_are_told_whom_to_be() {
     for directory in [scene.dir.path(), installed.path()] {
         std::fs::set_permissions(directory, std::fs::Permissions::from_mode(0o755)).unwrap();
     }
+    // Else others are told that they may not open it.
+    let readable = std::fs::Permissions::from_mode(0o644);
+    std::fs::set_permissions(scene.path("pool"), readable).unwrap();
     for path in [scene.dir.path(), &scene.path("pool")] {
         std::os::unix::fs::chown(path, Some(uid), Some(gid)).unwrap();
     }

@@ -118,7 +118,7 @@ fn a_wrong_or_missing_export_is_refused_with_the_reason() {
     scene.create("larger", "--engine=btt", "--size=40M");
     let store = scene.serve_store("larger", &[]);
     let error = scene.refusal(&scene.backing());
-    assert!(error.contains("for another backing"), "{error}");
+    assert!(error.contains("its size is 39864K, and was 31680K"), "{error}");
     drop(store);
     let recover = ["recover".into(), scene.path("log")];
     assert_eq!(run(&recover).status.code(), Some(1), "no server is there");

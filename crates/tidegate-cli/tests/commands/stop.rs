@@ -79,8 +79,7 @@ fn a_stop_keeps_what_a_dram_tier_has_while_a_read_hangs() {
     write_all(&scene, 6);
     let mut reader = scene.client();
     reader.send_read(1, 8 << 20, 4096).unwrap();
-    // The server has taken the read once it has answered a later write.
-    write(&mut reader, 0, 6);
+    write_all(&scene, 6);
     kill_process(server.pid(), Signal::TERM).unwrap();
     let (code, said) = await_end(server);
     assert!(code == Some(1) && !said.contains("in the DRAM tier are lost"), "{code:?}: {said}");

@@ -98,7 +98,8 @@ fn a_job_that_is_stopped_and_continued_stops_once() {
 fn a_program_starts_with_the_ignored_signals_and_closed_descriptors_that_there_were() {
     let bed = Bed::new();
     let pool = bed.pool();
-    let show = "grep SigIgn /proc/self/status; ls /proc/self/fd | head -n 2";
+    // The C library handles the signals behind the first 32 itself.
+    let show = "grep SigIgn /proc/self/status | tail -c 9; ls /proc/self/fd | head -n 2";
     for before in ["true", "trap '' PIPE", "exec <&-", "trap '' PIPE INT; exec <&- 2>&-"] {
         let shown = |runner: Runner<'_>| {
             let shell = runner.command("/bin/sh", bed.disk());
