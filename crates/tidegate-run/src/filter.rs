@@ -236,7 +236,7 @@ fn program() -> Vec<libc::sock_filter> {
 
 #[cfg(test)]
 mod tests {
-    use tidegate::durable;
+    use tidegate::log::recover::syncs_reach_kernel;
 
     use super::*;
 
@@ -292,12 +292,12 @@ mod tests {
 
     #[test]
     fn a_process_behind_the_filter_is_told_that_its_syncs_do_not_reach_the_kernel() {
-        durable::reaches_kernel().unwrap();
+        syncs_reach_kernel().unwrap();
         let filter = Filter::choose(Scope::All).unwrap().unwrap();
         let behind = || {
             // The filter of a thread ends with the thread.
             filter.install().unwrap();
-            durable::reaches_kernel()
+            syncs_reach_kernel()
         };
         let error = std::thread::scope(|scope| scope.spawn(behind).join().unwrap()).unwrap_err();
         assert!(error.to_string().contains("tidegate run --volatile"), "{error}");

@@ -4,7 +4,6 @@
 
 #![allow(unsafe_code)] // The edge to the C runtime.
 
-use std::io;
 use std::os::unix::process::CommandExt;
 use std::process::Command;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
@@ -38,12 +37,16 @@ pub(crate) fn hand_on(command: &mut Command) {
     std::hint::black_box(&AT_START);
     let has_closed = IS_CLOSED.iter().any(|is_closed| is_closed.load(Relaxed));
     if has_closed || IGNORES_SIGPIPE.load(Relaxed) {
+        let restore = || {
+            restore();
+            Ok(())
+        };
         // SAFETY: between `fork` and `exec` the child makes system calls only.
         unsafe { command.pre_exec(restore) };
     }
 }
 
-fn restore() -> io::Result<()> {
+fn restore() {
     if IGNORES_SIGPIPE.load(Relaxed) {
         // SAFETY: an ignored signal has no handler.
         unsafe { libc::signal(libc::SIGPIPE, libc::SIG_IGN) };
@@ -52,5 +55,4 @@ fn restore() -> io::Result<()> {
         // SAFETY: the descriptor is this child's, which uses it no more.
         unsafe { libc::close(fd) };
     }
-    Ok(())
 }

@@ -146,14 +146,15 @@ impl Launch {
 /// launcher stops.
 fn pass_on(origin: &Origin, program: &OwnedFd) {
     let number = origin.signal;
-    let is_from_kernel = SHARED.contains(&number) && origin.cause == Cause::Kernel;
-    if STOPPING.contains(&number) && has_ended(program) {
+    let stops = STOPPING.contains(&number);
+    if stops && has_ended(program) {
         // If this fails, the launcher goes on.
         let _ = kill_process(getpid(), Signal::STOP);
-    } else if !is_from_kernel
-        && !(STOPPING.contains(&number) && is_from_own_group(origin))
-        && let Some(signal) = Signal::from_named_raw(number)
-    {
+        return;
+    }
+    let has_it = SHARED.contains(&number) && origin.cause == Cause::Kernel
+        || stops && is_from_own_group(origin);
+    if let Some(signal) = Signal::from_named_raw(number).filter(|_| !has_it) {
         // A program that has ended needs no signals.
         let _ = pidfd_send_signal(program, signal);
     }

@@ -15,10 +15,9 @@ use std::time::Duration;
 use anyhow::{Context, Result, anyhow, bail};
 use rustix::fs::FlockOperation;
 use rustix::time::{ClockId, Timespec, clock_gettime};
-use tidegate::durable;
 use tidegate::log::recover::{
     ApplyOptions, Failure, LocalFiles, NamesDone, Outcome, Progress, Recovered, plan_pool,
-    recover_pool, remove_reserved,
+    recover_pool, remove_reserved, syncs_reach_kernel,
 };
 use tidegate::log::{
     CLOSED, CONTROL_BYTES, Log, LogError, LogOptions, LogPool, NO_BOOT, Ring, Scanner,
@@ -134,7 +133,7 @@ pub(crate) fn open_log(
     options: RecoverOptions,
     progress: &(dyn Fn(Progress) + Sync),
 ) -> Result<Opened> {
-    durable::reaches_kernel().with_context(|| format!("{}: not opened", path.display()))?;
+    syncs_reach_kernel().with_context(|| format!("{}: not opened", path.display()))?;
     let pool = open_or_make(path)?;
     let control = paths.control();
     if let Some(log) = take_over(&pool, &control, options)? {

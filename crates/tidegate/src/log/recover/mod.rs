@@ -59,4 +59,4 @@ pub use ranges::Ranges;
 pub use replay::{Disk, Target, replay};
 pub use saved::Saved;
 pub use source::{Recovered, plan_pool, recover_pool, remove_reserved};
-pub use writing::{finish_writing, start_writing};
+pub use writing::{finish_writing, start_writing, syncs_reach_kernel};

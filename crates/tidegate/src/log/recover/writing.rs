@@ -4,6 +4,24 @@
 use std::io;
 use std::os::fd::{AsFd, AsRawFd};
 
+/// Why a process may not rely on its syncs.
+const ANSWERED: &str = "a filter of system calls answers the syncs of this process before the kernel gets them, so that \
+     synced data would be lost (`tidegate run --volatile`, `systemd-nspawn --suppress-sync` and `mkosi` install such a \
+     filter): run this command outside of it";
+
+/// Checks that the kernel gets the syncs of this process.
+///
+/// The kernel refuses to write back a pipe. A filter that answers syncs does not know what a
+/// descriptor is open on, and answers this call as any other.
+///
+/// # Errors
+/// Fails if a filter of system calls answers syncs, or if no descriptors are left.
+pub fn syncs_reach_kernel() -> io::Result<()> {
+    let (pipe, _other_end) = rustix::pipe::pipe()?;
+    let is_answered = start_writing(&pipe, 0, 1).is_ok();
+    if is_answered { Err(io::Error::other(ANSWERED)) } else { Ok(()) }
+}
+
 /// Starts to write back the dirty pages of `len` bytes at `offset` of `file`, without waiting. The
 /// next sync reports a failure.
 ///
