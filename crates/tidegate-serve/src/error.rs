@@ -19,6 +19,12 @@ pub enum ServeError {
     /// A certificate or key cannot be used.
     #[error("{0}")]
     Tls(String),
+    /// The kernel has no ublk driver, or this process may not use it.
+    #[error("{0}")]
+    NoUblk(String),
+    /// A ublk device cannot be made, taken up or stopped.
+    #[error("{0}")]
+    UblkDevice(String),
     /// The operating system refused something.
     #[error("{context}")]
     Io {

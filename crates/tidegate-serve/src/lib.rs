@@ -2,6 +2,7 @@
 //! [`tidegate::device::BlockDevice`], and holds no policy of its own.
 //!
 //! - [`nbd`]: the Network Block Device protocol over unix and TCP sockets;
+//! - [`ublk`]: block devices of this machine, by the kernel's ublk driver;
 //! - [`control`]: statistics and settings of a server, for its owner;
 //! - [`metrics`]: the page that Prometheus reads.
 //!
@@ -26,6 +27,7 @@ mod queue;
 mod serial;
 mod statistics;
 mod stop;
+pub mod ublk;
 
 pub use error::ServeError;
 pub use listen::ListenAddress;

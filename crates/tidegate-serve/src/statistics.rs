@@ -134,6 +134,18 @@ pub struct StatisticsSource {
 }
 
 impl StatisticsSource {
+    /// Returns the statistics of a device without connections.
+    pub(crate) fn of(counters: Arc<RequestCounters>) -> Self {
+        Self { connections: Arc::default(), exports: vec![counters] }
+    }
+
+    /// Returns the statistics of this server with the requests of `others` added.
+    #[must_use]
+    pub fn with(mut self, others: impl IntoIterator<Item = Self>) -> Self {
+        self.exports.extend(others.into_iter().flat_map(|other| other.exports));
+        self
+    }
+
     /// Returns the present counts. The counts of connections are the whole server's.
     pub fn snapshot(&self) -> Statistics {
         let get = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
