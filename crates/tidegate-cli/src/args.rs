@@ -72,8 +72,10 @@ pub(crate) enum Command {
     Info(InfoArgs),
     /// Look for damage in a pool, and repair it
     Check(CheckArgs),
-    /// Serve a pool, or several, as network block devices (NBD)
+    /// Serve a pool, or several, as network block devices (NBD) or block devices of this machine
     Serve(Box<ServeArgs>),
+    /// Delete the block device that the server of a pool left, because it was in use
+    Detach(DetachArgs),
     /// Look for faults in a file for `serve --config`
     Config {
         #[command(subcommand)]
@@ -270,6 +272,7 @@ pub(crate) struct CheckArgs {
   tidegate serve /mnt/pmem/pool --nbd tcp:0.0.0.0:10809 --export db \\
     --tls require --tls-cert server.pem --tls-key server.key --tls-ca ca.pem
   tidegate serve /mnt/pmem/pool --nbd tcp:127.0.0.1:10809 --read-only
+  tidegate serve /mnt/pmem/pool --ublk
   tidegate serve /mnt/pmem/pool --nbd unix:/run/pool.sock --dram transit:512M
   tidegate serve /mnt/pmem/log --nbd unix:/run/tidegate.sock --backing /srv/img
   tidegate serve /mnt/pmem/cache --nbd unix:/run/cache.sock \\
@@ -291,7 +294,7 @@ pub(crate) struct ServeArgs {
     #[arg(
         long,
         value_name = "unix:PATH|tcp:HOST:PORT|systemd",
-        required_unless_present = "config"
+        required_unless_present_any = ["config", "ublk"]
     )]
     pub(crate) nbd: Vec<ListenAddress>,
     #[command(flatten)]
@@ -312,10 +315,16 @@ pub(crate) struct ServeArgs {
 /// One device of `tidegate serve`: the export, the tiers before the pool, and the backing.
 #[derive(Debug, Clone, Args)]
 #[expect(clippy::struct_excessive_bools, reason = "switches of a command line")]
+#[expect(clippy::option_option, reason = "an option with a value that may be left out")]
 pub(crate) struct DeviceArgs {
     /// Name of the export; clients that ask for no name get it too
     #[arg(long, value_name = "NAME", default_value = "")]
     pub(crate) export: String,
+    /// Make the pool a block device of this machine, /dev/ublkbN, by the kernel's ublk driver (as
+    /// root): the one that an earlier server of the pool left, or a new one, whose number the
+    /// kernel chooses unless it is given
+    #[arg(long, value_name = "N", num_args = 0..=1, require_equals = true)]
+    pub(crate) ublk: Option<Option<u32>>,
     /// Write cache in DRAM before the pool: transit, transit-no-eager, transit-no-bypass, pmbd,
     /// pmbd70, lru or coactive, with its size; its data becomes durable at the next flush, FUA or
     /// SIGTERM
@@ -576,6 +585,20 @@ pub(crate) struct StatArgs {
     /// Of a served pool: have counters and latencies begin with 0 again, once they are printed
     #[arg(long)]
     pub(crate) reset: bool,
+}
+
+/// Arguments of `tidegate detach`.
+#[derive(Debug, Args)]
+#[command(after_help = "Examples: of a pool at /mnt/pmem:
+  tidegate detach /mnt/pmem/pool
+
+A server that was killed, or was stopped while its block device (`serve --ublk`) was in use, leaves \
+the device, whose requests wait for the next server. They fail now. The pool must not be in use.")]
+pub(crate) struct DetachArgs {
+    /// The pool's file or devdax device
+    pub(crate) pool: PathBuf,
+    #[command(flatten)]
+    pub(crate) memory: MemoryArgs,
 }
 
 /// Arguments of `tidegate snapshot`.

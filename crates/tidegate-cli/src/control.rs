@@ -115,9 +115,11 @@ pub(crate) fn show_metrics(address: &ListenAddress, served: &[Served]) -> Result
 fn readings(served: &[Served]) -> Vec<Reading> {
     let mut collector = Collector::default();
     collector.extend(connections(served));
-    for Served { plan, stack, statistics, .. } in served {
+    for one in served {
+        let Served { plan, stack, statistics, .. } = one;
         let mut own = Collector::default();
-        in_front_end(&mut own, |it| collect(&REQUESTS, &statistics.snapshot(), it));
+        in_front_end(&mut own, "nbd", |it| collect(&REQUESTS, &statistics.snapshot(), it));
+        in_block_device(&mut own, one);
         stack.metrics(&mut own);
         let own = stack.since_reset(own.finish());
         match plan.args.export.as_str() {
@@ -132,17 +134,31 @@ fn readings(served: &[Served]) -> Vec<Reading> {
 fn connections(served: &[Served]) -> Vec<Reading> {
     let Some(first) = served.first() else { return Vec::new() };
     let mut collector = Collector::default();
-    in_front_end(&mut collector, |it| collect(&CONNECTIONS, &first.statistics.snapshot(), it));
+    in_front_end(&mut collector, "nbd", |it| {
+        collect(&CONNECTIONS, &first.statistics.snapshot(), it)
+    });
     match served {
         [only] => only.stack.since_reset(collector.finish()),
         _ => collector.finish(),
     }
 }
 
-fn in_front_end(collector: &mut Collector, collect: impl FnOnce(&mut Collector)) {
+fn in_front_end(
+    collector: &mut Collector,
+    name: &'static str,
+    collect: impl FnOnce(&mut Collector),
+) {
     collector.labelled("level", "front_end", |collector| {
-        collector.labelled("tier", "nbd", collect);
+        collector.labelled("tier", name, collect);
     });
+}
+
+/// Adds the counts of the block device, if the pool has one.
+fn in_block_device(collector: &mut Collector, served: &Served) {
+    if let Some(statistics) = &served.ublk {
+        let found = statistics.snapshot();
+        in_front_end(collector, "ublk", |collector| collect(&REQUESTS, &found, collector));
+    }
 }
 
 fn answer(request: &Request, served: &Served, client: BorrowedFd<'_>) -> Result<Reply> {
@@ -177,10 +193,11 @@ fn answer(request: &Request, served: &Served, client: BorrowedFd<'_>) -> Result<
 fn front_end(served: &Served) -> impl FnOnce(&mut Collector) {
     let found = served.statistics.snapshot();
     move |collector| {
-        in_front_end(collector, |collector| {
+        in_front_end(collector, "nbd", |collector| {
             collect(&CONNECTIONS, &found, collector);
             collect(&REQUESTS, &found, collector);
         });
+        in_block_device(collector, served);
     }
 }
 

@@ -17,6 +17,7 @@ mod removed;
 mod served;
 mod signals;
 mod snapshot;
+mod ublk;
 mod waits;
 
 use std::io::Write;

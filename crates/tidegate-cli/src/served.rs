@@ -20,6 +20,8 @@ pub(crate) struct Served {
     pub(crate) gate: Arc<Gate>,
     /// Readable once the server is to stop.
     pub(crate) stop: StopHandle,
-    /// Counts of its clients' requests; connections are counted for the whole server.
+    /// Counts of its NBD clients' requests; connections are counted for the whole server.
     pub(crate) statistics: StatisticsSource,
+    /// Counts of the requests of its block device.
+    pub(crate) ublk: Option<StatisticsSource>,
 }

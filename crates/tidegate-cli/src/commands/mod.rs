@@ -7,6 +7,7 @@ mod check;
 mod config;
 mod create;
 mod destage;
+mod detach;
 mod flush;
 mod info;
 mod pages;
@@ -38,6 +39,7 @@ pub(crate) fn run(cli: Cli) -> anyhow::Result<ExitCode> {
         Command::Info(args) => info::run(&args),
         Command::Serve(args) => serve::run(&args),
         Command::Recover(args) => recover::run(&args),
+        Command::Detach(args) => detach::run(&args),
         Command::Flush(args) => flush::run(&args),
         Command::Stat(args) => stat::run(&args),
         Command::Snapshot(args) => snapshot::run(&args),

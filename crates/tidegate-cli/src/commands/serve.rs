@@ -1,4 +1,5 @@
-//! `tidegate serve`: opens pools, offers them over NBD, and drains them when a signal stops it.
+//! `tidegate serve`: opens pools, offers them over NBD and as block devices, and drains them when a
+//! signal stops it.
 
 use std::io;
 use std::net::IpAddr;
@@ -32,7 +33,8 @@ use crate::plan::{DevicePlan, ServePlan, TlsFiles};
 use crate::pool::map_to_resize;
 use crate::removed::{self, Watched};
 use crate::served::Served;
-use crate::{config, control, signals, waits};
+use crate::ublk::Attached;
+use crate::{config, control, signals, ublk, waits};
 
 /// Runs the command until a signal ends it.
 ///
@@ -65,23 +67,30 @@ fn serve_until(
     stop: &StopHandle,
     deadline: &Deadline,
 ) -> Result<()> {
+    ublk::prepare(&plan.devices);
     let mut unused = open_all(&plan.devices)?;
     let stacks = unused.0.clone();
     let gates: Vec<_> = stacks.iter().map(|stack| Arc::new(Gate::new(stack.top()))).collect();
-    let server = bind(&plan, &gates, tls)?;
+    let exports: Vec<_> = plan.devices.iter().zip(&gates).map(watched).collect();
+    let server = bind(&plan, &exports, tls)?;
     let devices = plan.devices.into_iter().zip(stacks.into_iter().zip(gates));
     let served = devices.map(|(device, (stack, gate))| served(device, stack, gate, &server, stop));
-    let served = served.collect::<Result<Vec<_>>>()?;
+    let mut served = served.collect::<Result<Vec<_>>>()?;
     deadline.serves(&served);
+    let attached = ublk::attach_all(&mut served, &exports, stop)?;
     let control = served.iter().map(control::listen).collect::<Result<Vec<_>>>()?;
     let show = |address| control::show_metrics(address, &served);
     let metrics = plan.metrics.as_ref().map(show).transpose()?;
     let removals = watch_files(&served);
     let waits = waits::watch()?;
-    announce(&served, &server.addresses(), metrics.as_ref(), plan.tls.as_ref())?;
-    let (started, statistics) = (Instant::now(), server.statistics());
+    let listening = (&server.addresses()[..], &attached[..]);
+    announce(&served, listening, metrics.as_ref(), plan.tls.as_ref())?;
+    let started = Instant::now();
+    let of_devices = attached.iter().map(|one| one.device().statistics());
+    let statistics = server.statistics().with(of_devices);
     unused.0.clear();
     let run = server.run(stop);
+    let detached = ublk::stop_all(attached);
     // From now on no request changes a pool while its tiers are drained.
     end_control(&served, control);
     drop((metrics, removals));
@@ -91,7 +100,7 @@ fn serve_until(
     // Standard output may take no bytes, so the summary is within the deadline.
     deadline.meet();
     // The data comes first: a failure to print must not hide what was not written back.
-    first_failure([closed, run.map_err(Into::into), printed.map_err(Into::into)])
+    first_failure([closed, run.map_err(Into::into), detached, printed.map_err(Into::into)])
 }
 
 /// Stacks that no client has used yet. Dropping it releases their backings, so that a start that
@@ -192,15 +201,20 @@ fn first_failure(results: impl IntoIterator<Item = Result<()>>) -> Result<()> {
     first
 }
 
-/// Offers each device through its gate, which holds changes back while the device is copied.
-fn bind(plan: &ServePlan, gates: &[Arc<Gate>], tls: Option<Tls>) -> Result<Server> {
+/// Returns what clients of a device reach: its gate, which holds changes back while the device is
+/// copied, with failures logged.
+fn watched((device, gate): (&DevicePlan, &Arc<Gate>)) -> Arc<dyn BlockDevice> {
+    let gate: Arc<dyn BlockDevice> = Arc::<Gate>::clone(gate);
+    Arc::new(Watch::new(gate, "export", notices(device)))
+}
+
+/// Offers each device over NBD.
+fn bind(plan: &ServePlan, exports: &[Arc<dyn BlockDevice>], tls: Option<Tls>) -> Result<Server> {
     let complain = |line: &str| say(Level::Warning, line);
     let mut builder = ServerBuilder::new().limits(plan.limits.clone()).log(Arc::new(complain));
-    for (device, gate) in plan.devices.iter().zip(gates) {
-        let gate: Arc<dyn BlockDevice> = Arc::<Gate>::clone(gate);
-        let watched = Arc::new(Watch::new(gate, "export", notices(device)));
+    for (device, watched) in plan.devices.iter().zip(exports) {
         let DeviceArgs { export, read_only, .. } = &device.args;
-        let export = Export::new(export.clone(), watched).read_only(*read_only);
+        let export = Export::new(export.clone(), Arc::clone(watched)).read_only(*read_only);
         builder = builder.export(export);
     }
     if let Some(tls) = tls {
@@ -220,7 +234,7 @@ fn served(
     let statistics = server.export_statistics(&plan.args.export);
     let statistics = statistics.unwrap_or_else(|| server.statistics());
     let (plan, file, stop) = (Arc::new(plan), Arc::new(file), stop.clone());
-    Ok(Served { plan, file, stack, gate, stop, statistics })
+    Ok(Served { plan, file, stack, gate, stop, statistics, ublk: None })
 }
 
 /// Starts a thread that logs when the file of a pool or of a backing is removed. Returns `None` if
@@ -293,7 +307,7 @@ fn warn_of_readers(key: &Path) {
 /// Prints the devices and the server's addresses; `ready` is the last line.
 fn announce(
     served: &[Served],
-    addresses: &[ListenAddress],
+    (addresses, attached): (&[ListenAddress], &[Attached]),
     metrics: Option<&MetricsServer>,
     tls: Option<&TlsFiles>,
 ) -> io::Result<()> {
@@ -303,6 +317,7 @@ fn announce(
         if let Some(socket) = &one.plan.args.control {
             field("control", format_args!("unix:{}", socket.display()))?;
         }
+        attached.iter().find(|attached| attached.is_of(one)).map_or(Ok(()), announce_device)?;
     }
     if let Some(metrics) = metrics {
         field("metrics", metrics.address())?;
@@ -315,6 +330,15 @@ fn announce(
     let plural = if devices == 1 { "" } else { "s" };
     notify(&format!("READY=1\nSTATUS=serving {devices} device{plural}"));
     Ok(())
+}
+
+fn announce_device(attached: &Attached) -> io::Result<()> {
+    let device = attached.device();
+    let path = device.path();
+    if device.is_taken_up() {
+        return field("ublk", format_args!("{}, taken up from the last server", path.display()));
+    }
+    field("ublk", path.display())
 }
 
 fn announce_address(

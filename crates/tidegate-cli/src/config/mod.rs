@@ -74,9 +74,6 @@ fn plan(document: &Document<'_>) -> ServePlan {
     let mut root = document.root();
     let nbd = root.list("nbd");
     no_address_twice(document, &nbd);
-    if nbd.is_empty() {
-        document.fault(0, "no address to listen at; say `nbd = [\"unix:PATH\"]`");
-    }
     let limits = LimitArgs {
         max_connections: root.number("max-connections", parse_count),
         request_memory: root.parsed("request-memory"),
@@ -94,6 +91,12 @@ fn plan(document: &Document<'_>) -> ServePlan {
         document.fault(0, "no device to serve; say `[[device]]` and its `pool = \"PATH\"`");
     }
     let devices = devices(document, tables);
+    let is_reached = |device: &DevicePlan| !nbd.is_empty() || device.args.ublk.is_some();
+    if devices.is_empty() && nbd.is_empty() || !devices.iter().all(is_reached) {
+        let what = "no address to listen at; say `nbd = [\"unix:PATH\"]`, or `ublk = true` in each \
+                    device";
+        document.fault(0, what);
+    }
     ServePlan {
         nbd: nbd.into_iter().map(|(address, _)| address).collect(),
         tls,
@@ -175,6 +178,7 @@ fn device(document: &Document<'_>, mut table: Table<'_>) -> Option<DevicePlan> {
     let origin = format!("{}: device {export:?}", document.position(offset));
     let args = DeviceArgs {
         export,
+        ublk: table.flag("ublk").then_some(None),
         dram: table.parsed("dram").unwrap_or(none),
         backing: table.parsed("backing"),
         mode: table.with("mode", parse_mode),

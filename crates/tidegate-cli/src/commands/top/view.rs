@@ -205,20 +205,26 @@ impl Row {
     }
 }
 
-/// Returns the value of the metric `name` at `level`.
-fn value<'s>(stat: &'s Stat, level: &str, name: &str) -> Option<&'s Value> {
-    let is_it = |reading: &&Reading| {
+/// Returns the values of the metric `name` of all tiers at `level`.
+fn values<'s>(stat: &'s Stat, level: &'s str, name: &'s str) -> impl Iterator<Item = &'s Value> {
+    let is_it = move |reading: &&Reading| {
         reading.metric.name == name && reading.labels.get("level").is_some_and(|it| it == level)
     };
-    stat.metrics.iter().find(is_it).map(|reading| &reading.value)
+    stat.metrics.iter().filter(is_it).map(|reading| &reading.value)
 }
 
-/// Returns the number of the metric `name` at `level`, or 0 if it has none.
+/// Returns the value of the metric `name` of the first tier at `level` that has it.
+fn value<'s>(stat: &'s Stat, level: &'s str, name: &'s str) -> Option<&'s Value> {
+    values(stat, level, name).next()
+}
+
+/// Returns the sum of the metric `name` at `level`, or 0 if no tier there has it.
 fn whole(stat: &Stat, level: &str, name: &str) -> u64 {
-    match value(stat, level, name) {
-        Some(Value::Whole(number)) => *number,
+    let number = |value: &Value| match value {
+        Value::Whole(number) => *number,
         _ => 0,
-    }
+    };
+    values(stat, level, name).map(number).sum()
 }
 
 /// Returns level and name of a tier in [`LABEL_COLUMNS`].

@@ -1,0 +1,140 @@
+//! Served pools as block devices of this machine.
+
+use std::fs::File;
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
+use std::path::Path;
+use std::sync::Arc;
+
+use anyhow::{Context, Result};
+use serde_json::Value;
+use tidegate::device::BlockDevice;
+use tidegate::dram::Policy;
+use tidegate::stack::PoolDescription;
+use tidegate_serve::nbd::StopHandle;
+use tidegate_serve::ublk::{Options, Rest, Ublk, prepare_threads};
+
+use crate::args::DeviceArgs;
+use crate::log::{Level, say, say_of};
+use crate::plan::DevicePlan;
+use crate::served::Served;
+
+/// A block device, and the pool that it serves.
+pub(crate) struct Attached {
+    device: Ublk,
+    plan: Arc<DevicePlan>,
+}
+
+/// Returns a text that is equal for each server of the pool in `file`, and differs for other pools,
+/// copies of this one too.
+///
+/// # Errors
+/// The file cannot be inspected.
+pub(crate) fn identity_of(file: &File, description: &PoolDescription) -> Result<String> {
+    let found = file.metadata().context("cannot inspect the pool")?;
+    let is_device = found.file_type().is_char_device();
+    let (device, inode) = if is_device { (found.rdev(), 0) } else { (found.dev(), found.ino()) };
+    let header = description.header.get(description.engine);
+    let uuid = header.and_then(|header| header.get("uuid")).and_then(Value::as_str);
+    Ok(format!("{device:x}-{inode:x}-{}-{}", description.engine, uuid.unwrap_or_default()))
+}
+
+/// Prepares the threads that this one starts for serving those of `devices` that are to be block
+/// devices.
+pub(crate) fn prepare(devices: &[DevicePlan]) {
+    if devices.iter().all(|device| device.args.ublk.is_none()) {
+        return;
+    }
+    if let Err(error) = prepare_threads() {
+        let error = anyhow::Error::from(error);
+        say(Level::Warning, format_args!("the server may hang if memory is short: {error:#}"));
+    }
+}
+
+/// Returns whether the end of a server by a kill loses no write that it has acknowledged.
+fn survives_a_kill(args: &DeviceArgs) -> bool {
+    args.dram.policy == Policy::None && !args.atomic_flush
+}
+
+/// Makes block devices of those of `served` that are to have one, and notes their statistics there.
+/// `devices` are what their clients reach.
+///
+/// # Errors
+/// The kernel has no usable ublk driver, or a device cannot be made or taken up.
+pub(crate) fn attach_all(
+    served: &mut [Served],
+    devices: &[Arc<dyn BlockDevice>],
+    stop: &StopHandle,
+) -> Result<Vec<Attached>> {
+    let wanted = served.iter_mut().zip(devices).filter(|(one, _)| one.plan.args.ublk.is_some());
+    let attached = wanted.map(|(one, device)| {
+        let attached = attach(one, device, stop)?;
+        one.ublk = Some(attached.device.statistics());
+        Ok(attached)
+    });
+    attached.collect()
+}
+
+fn attach(one: &Served, device: &Arc<dyn BlockDevice>, stop: &StopHandle) -> Result<Attached> {
+    let plan = Arc::clone(&one.plan);
+    let export = Some(plan.args.export.clone()).filter(|name| !name.is_empty());
+    let options = Options {
+        number: plan.args.ublk.flatten(),
+        identity: identity_of(&one.file, one.stack.description())?,
+        recovers: survives_a_kill(&plan.args),
+        read_only: plan.args.read_only,
+        log: Arc::new(move |line: &str| say_of(export.as_deref(), Level::Warning, line)),
+    };
+    let pool = plan.pool.display();
+    let device = Ublk::start(device, &options, stop)
+        .with_context(|| format!("{pool} cannot be a block device"))?;
+    Ok(Attached { device, plan })
+}
+
+impl Attached {
+    /// Returns the block device.
+    pub(crate) fn device(&self) -> &Ublk {
+        &self.device
+    }
+
+    /// Returns whether this is the device of `one`.
+    pub(crate) fn is_of(&self, one: &Served) -> bool {
+        Arc::ptr_eq(&self.plan, &one.plan)
+    }
+}
+
+/// Stops all block devices, and tells what is left of those that are in use.
+///
+/// # Errors
+/// The first device that cannot be stopped; the others are stopped nevertheless.
+pub(crate) fn stop_all(attached: Vec<Attached>) -> Result<()> {
+    let mut first = Ok(());
+    for Attached { device, plan } in attached {
+        let path = device.path();
+        match device.stop() {
+            Ok(rest) => tell_rest(rest, &path, &plan.pool),
+            Err(error) => first = first.and(Err(error)),
+        }
+    }
+    Ok(first?)
+}
+
+fn tell_rest(rest: Rest, device: &Path, pool: &Path) {
+    let (device, pool) = (device.display(), pool.display());
+    match rest {
+        Rest::Deleted => {}
+        Rest::Kept => say(
+            Level::Warning,
+            format_args!(
+                "{device} is in use and stays: its requests wait for the next `tidegate serve \
+                 {pool} --ublk`; `tidegate detach {pool}` deletes it"
+            ),
+        ),
+        Rest::CutOff => say(
+            Level::Warning,
+            format_args!(
+                "{device} was in use and is deleted: its users get I/O errors. It had a write \
+                 cache (--dram, --atomic-flush), so that no other server can take it up"
+            ),
+        ),
+    }
+}
