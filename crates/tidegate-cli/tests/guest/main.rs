@@ -22,7 +22,7 @@
 //! zeroed and lost blocks), [`ext4`], the kernel's crash images opened by us ([`kernel_crash`]) and
 //! ours opened by the kernel ([`our_crash`], driven by the crash simulator). [`run`] cuts the power
 //! of a guest in which a program works under `tidegate run`, with its pool on an NVDIMM; [`quota`]
-//! has a program there meet a limit of its file system.
+//! has a program there meet a limit of its file system. In [`ublk`], pools are disks of the guest.
 //!
 //! Needed, as Debian packages: linux-image-6.12-cloud-amd64, qemu-system-x86, busybox-static,
 //! xz-utils, e2fsprogs; and the right to read /boot and /lib/modules. A test without them fails and
@@ -42,4 +42,5 @@ mod our_crash;
 mod pool;
 mod quota;
 mod run;
+mod ublk;
 mod vm;

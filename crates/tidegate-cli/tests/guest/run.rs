@@ -73,7 +73,7 @@ fn stripped(path: &Path, dir: &Path) -> Vec<u8> {
 }
 
 /// The shared libraries of a binary, where they are on this machine.
-fn libraries(binary: &Path) -> Vec<(String, Vec<u8>)> {
+pub(crate) fn libraries(binary: &Path) -> Vec<(String, Vec<u8>)> {
     let out = Command::new("ldd").arg(binary).output().expect("ldd runs");
     let out = String::from_utf8(out.stdout).expect("ldd prints text");
     let paths = out.split_whitespace().filter(|word| word.starts_with('/'));
