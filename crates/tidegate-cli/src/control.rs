@@ -135,7 +135,7 @@ fn connections(served: &[Served]) -> Vec<Reading> {
     let Some(first) = served.first() else { return Vec::new() };
     let mut collector = Collector::default();
     in_front_end(&mut collector, "nbd", |it| {
-        collect(&CONNECTIONS, &first.statistics.snapshot(), it)
+        collect(&CONNECTIONS, &first.statistics.snapshot(), it);
     });
     match served {
         [only] => only.stack.since_reset(collector.finish()),

@@ -110,15 +110,13 @@ impl Deadline {
 /// Starts a thread that makes the pool hold what only the DRAM tier has. The server itself does so
 /// once its clients' requests have ended, and one of these may wait for a backing that hangs.
 fn save(one: &Served) {
-    let (stack, pool) = (Arc::clone(&one.stack), one.plan.pool.display().to_string());
     if one.plan.args.dram.policy == Policy::None {
         return;
     }
+    let stack = Arc::clone(&one.stack);
     let save = move || {
-        if let Err(error) = stack.top().flush() {
-            let error = anyhow::Error::from(error);
-            say(Level::Error, format_args!("{pool} cannot take what the DRAM tier has: {error:#}"));
-        }
+        // A failure is told when the pool is closed, or at the deadline.
+        let _ = stack.top().flush();
     };
     // Without the thread, the stop saves the data in its turn.
     drop(std::thread::Builder::new().name("save".into()).spawn(save));

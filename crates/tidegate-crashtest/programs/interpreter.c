@@ -1067,18 +1067,25 @@ static int run_after_boot(char **command)
     return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
 }
 
-/* Runs a command, and all that it starts, whose syncs succeed without being made. By
- * sync_file_range, which promises nothing, the supervisor would notice the filter. */
+#define ANSWERED(number, behind) BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, number, behind, 0)
+
+/* Runs a command, and all that it starts, whose syncs succeed without being made. The supervisor
+ * asks by a range of one byte whether there is such a filter; the kernel gets that call. */
 static int run_unsynced(char **command)
 {
-    enum { SYNCS = 4 };
-    static const unsigned numbers[SYNCS] = { SYS_fsync, SYS_fdatasync, SYS_syncfs, SYS_sync };
-    struct sock_filter code[SYNCS + 3] = { BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, nr)) };
-    for (int index = 0; index < SYNCS; index++)
-        code[1 + index] = (struct sock_filter)BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, numbers[index], SYNCS - index, 0);
-    code[SYNCS + 1] = (struct sock_filter)BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW);
-    code[SYNCS + 2] = (struct sock_filter)BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO);
-    struct sock_fprog program = { SYNCS + 3, code };
+    struct sock_filter code[] = {
+        BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, nr)),
+        ANSWERED(SYS_fsync, 7),
+        ANSWERED(SYS_fdatasync, 6),
+        ANSWERED(SYS_syncfs, 5),
+        ANSWERED(SYS_sync, 4),
+        BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_sync_file_range, 0, 2),
+        BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, args[2])),
+        BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, 1, 0, 1),
+        BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
+        BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO),
+    };
+    struct sock_fprog program = { sizeof code / sizeof *code, code };
     if (prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program) == 0)
         execvp(command[0], command);
     perror(command[0]);

@@ -6,9 +6,9 @@
 //!    would have without the launcher; signals that were ignored when the launcher started stay
 //!    ignored.
 //! 3. Signals that a terminal sends to the whole group (SIGINT, SIGQUIT, SIGTSTP, SIGTTIN) are not
-//!    sent twice. Signals to the launcher alone are passed on to this program, and never to another
-//!    one that took over its number. The launcher stops only because the program has stopped, or
-//!    after its end.
+//!    sent twice. Other signals, and SIGINT and SIGQUIT to the launcher alone, are passed on to this
+//!    program, and never to another one that took over its number. The launcher stops only because
+//!    the program has stopped, or after its end.
 //! 4. A launcher that adopts becomes the parent of processes whose parents have ended, and reaps
 //!    them.
 //!
@@ -24,8 +24,8 @@ use std::sync::Arc;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{
-    Pid, PidfdFlags, Signal, WaitOptions, WaitStatus, getpgid, getpgrp, getpid, kill_process,
-    pidfd_open, pidfd_send_signal, set_child_subreaper,
+    Pid, PidfdFlags, Signal, WaitOptions, WaitStatus, getpid, kill_process, pidfd_open,
+    pidfd_send_signal, set_child_subreaper,
 };
 use signal_hook::consts::{
     SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGTSTP, SIGTTIN, SIGUSR1, SIGUSR2, SIGWINCH,
@@ -142,29 +142,23 @@ impl Launch {
     }
 }
 
-/// Passes a signal on to the program. If a signal that stops comes after the program's end, the
-/// launcher stops.
+/// Passes a signal on to the program, but not one that stops: the program may have it already, and
+/// would get the second one after it was continued. If a signal that stops comes after the
+/// program's end, the launcher stops.
 fn pass_on(origin: &Origin, program: &OwnedFd) {
     let number = origin.signal;
-    let stops = STOPPING.contains(&number);
-    if stops && has_ended(program) {
-        // If this fails, the launcher goes on.
-        let _ = kill_process(getpid(), Signal::STOP);
+    if STOPPING.contains(&number) {
+        if has_ended(program) {
+            // If this fails, the launcher goes on.
+            let _ = kill_process(getpid(), Signal::STOP);
+        }
         return;
     }
-    let has_it = SHARED.contains(&number) && origin.cause == Cause::Kernel
-        || stops && is_from_own_group(origin);
+    let has_it = SHARED.contains(&number) && origin.cause == Cause::Kernel;
     if let Some(signal) = Signal::from_named_raw(number).filter(|_| !has_it) {
         // A program that has ended needs no signals.
         let _ = pidfd_send_signal(program, signal);
     }
-}
-
-/// Returns whether a process of the launcher's group sent the signal. If it is a signal that stops,
-/// an editor sent it to the whole group: the program would get it twice.
-fn is_from_own_group(origin: &Origin) -> bool {
-    let sender = origin.process.as_ref().and_then(|process| Pid::from_raw(process.pid));
-    sender.is_some_and(|sender| getpgid(Some(sender)).is_ok_and(|group| group == getpgrp()))
 }
 
 /// Returns whether the process has ended.

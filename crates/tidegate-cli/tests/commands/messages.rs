@@ -472,7 +472,8 @@ fn a_sparse_pool_on_a_full_file_system_is_called_so() {
     fill(&small.path("rest"));
     let nbd = format!("--nbd=unix:{}", text(&dir, "socket"));
     let error = one_line(&run(["serve", pool.to_str().unwrap(), &nbd]), 1);
-    assert!(error.contains("or the file is sparse and its file system full"), "{error}");
+    assert!(error.contains("is sparse, and has no space for all of its 32M"), "{error}");
+    assert!(error.contains("free space on its file system, or serve"), "{error}");
 }
 
 /// A pool or a backing whose last name is gone is said once, and can be saved.

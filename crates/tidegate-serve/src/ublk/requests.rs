@@ -87,13 +87,11 @@ impl Requests {
             self.tally.refused(Some(request.kind));
             return Some(Answer { tag, result: refusal(Errno::INVAL) });
         };
-        match self.device.attempt(&mut operation.borrow()) {
-            Some(result) => Some(self.answer((tag, request), operation, &result)),
-            None => {
-                self.device.start((tag, request), operation, Then::Complete);
-                None
-            }
+        if let Some(result) = self.device.attempt(&mut operation.borrow()) {
+            return Some(self.answer((tag, request), operation, &result));
         }
+        self.device.start((tag, request), operation, Then::Complete);
+        None
     }
 
     /// Adds the answers of the requests that are complete to `answers`.
