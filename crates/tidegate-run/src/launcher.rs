@@ -21,6 +21,7 @@ use std::os::fd::OwnedFd;
 use std::os::unix::process::CommandExt;
 use std::process::{Child, Command};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{
@@ -69,6 +70,8 @@ pub struct Launch {
     child: Child,
     handle: Arc<OwnedFd>,
     adopts: bool,
+    /// How often the launcher has stopped because the program had.
+    stops: Arc<AtomicU32>,
 }
 
 impl Launch {
@@ -85,7 +88,7 @@ impl Launch {
         }
         let child = command(plan).spawn()?;
         let handle = Arc::new(pidfd_open(Pid::from_child(&child), PidfdFlags::empty())?);
-        let launch = Self { child, handle, adopts };
+        let launch = Self { child, handle, adopts, stops: Arc::default() };
         launch.forward(signals)?;
         Ok(launch)
     }
@@ -123,6 +126,7 @@ impl Launch {
 
     /// Stops the launcher too, so that the shell sees a stopped job.
     fn stop_too(&self) -> io::Result<()> {
+        self.stops.fetch_add(1, Ordering::SeqCst);
         kill_process(getpid(), Signal::STOP)?;
         // The launcher was continued. If the signal was sent to the launcher alone, the program
         // must get it too. The program may have ended.
@@ -131,10 +135,20 @@ impl Launch {
     }
 
     fn forward(&self, mut signals: SignalsInfo<WithOrigin>) -> io::Result<()> {
-        let handle = Arc::clone(&self.handle);
+        let (handle, stops) = (Arc::clone(&self.handle), Arc::clone(&self.stops));
         let pass_on_all = move || {
+            let mut stopping = 0;
             for origin in &mut signals {
-                pass_on(&origin, &handle);
+                if !STOPPING.contains(&origin.signal) {
+                    pass_on(&origin, &handle);
+                    continue;
+                }
+                stopping += 1;
+                // This thread may be late: the launcher has stopped for an earlier signal already.
+                if has_ended(&handle) && stopping > stops.load(Ordering::SeqCst) {
+                    // If this fails, the launcher goes on.
+                    let _ = kill_process(getpid(), Signal::STOP);
+                }
             }
         };
         std::thread::Builder::new().name("signals".into()).spawn(pass_on_all)?;
@@ -142,18 +156,11 @@ impl Launch {
     }
 }
 
-/// Passes a signal on to the program, but not one that stops: the program may have it already, and
-/// would get the second one after it was continued. If a signal that stops comes after the
-/// program's end, the launcher stops.
+/// Passes a signal on to the program, unless the terminal has sent it there too. Signals that stop
+/// are never passed on: the program may have one already, and would get the second one after it was
+/// continued.
 fn pass_on(origin: &Origin, program: &OwnedFd) {
     let number = origin.signal;
-    if STOPPING.contains(&number) {
-        if has_ended(program) {
-            // If this fails, the launcher goes on.
-            let _ = kill_process(getpid(), Signal::STOP);
-        }
-        return;
-    }
     let has_it = SHARED.contains(&number) && origin.cause == Cause::Kernel;
     if let Some(signal) = Signal::from_named_raw(number).filter(|_| !has_it) {
         // A program that has ended needs no signals.
