@@ -6,7 +6,7 @@
 //!    would have without the launcher; signals that were ignored when the launcher started stay
 //!    ignored.
 //! 3. Signals that a terminal sends to the whole group (SIGINT, SIGQUIT, SIGTSTP, SIGTTIN) are not
-//!    sent twice. Other signals, and SIGINT and SIGQUIT to the launcher alone, are passed on to this
+//!    sent twice. All others, and SIGINT and SIGQUIT to the launcher alone, are passed on to this
 //!    program, and never to another one that took over its number. The launcher stops only because
 //!    the program has stopped, or after its end.
 //! 4. A launcher that adopts becomes the parent of processes whose parents have ended, and reaps
