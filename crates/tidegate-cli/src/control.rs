@@ -387,12 +387,11 @@ fn answer_at(target: &Path, asked: &Request) -> Result<Asked> {
     if is_socket(target) {
         return ask(target, asked).with_context(|| not_answered(target));
     }
-    inspect_pool(target)?;
-    // Without the directory of the sockets, no server of this user can be asked.
-    let own = socket_of(target)
-        .ok()
-        .map(|socket| ask(&socket, asked).with_context(|| not_answered(&socket)));
-    let own = own.transpose()?.unwrap_or(Asked::Nobody);
+    let own = match socket_of(target) {
+        Ok(socket) => ask(&socket, asked).with_context(|| not_answered(&socket))?,
+        // Without the directory of the sockets, no server of this user can be asked.
+        Err(_) => inspect_pool(target).map(|_| Asked::Nobody)?,
+    };
     if own != Asked::Nobody || !rustix::process::geteuid().is_root() {
         return Ok(own);
     }

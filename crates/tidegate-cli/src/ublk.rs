@@ -1,7 +1,6 @@
 //! Served pools as block devices of this machine.
 
 use std::fs::File;
-use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::Path;
 use std::sync::Arc;
 
@@ -10,6 +9,7 @@ use serde_json::Value;
 use tidegate::device::BlockDevice;
 use tidegate::dram::Policy;
 use tidegate::stack::PoolDescription;
+use tidegate_run::pool_identity;
 use tidegate_serve::nbd::StopHandle;
 use tidegate_serve::ublk::{Options, Rest, Ublk, prepare_threads};
 
@@ -30,9 +30,7 @@ pub(crate) struct Attached {
 /// # Errors
 /// The file cannot be inspected.
 pub(crate) fn identity_of(file: &File, description: &PoolDescription) -> Result<String> {
-    let found = file.metadata().context("cannot inspect the pool")?;
-    let is_device = found.file_type().is_char_device();
-    let (device, inode) = if is_device { (found.rdev(), 0) } else { (found.dev(), found.ino()) };
+    let (device, inode) = pool_identity(&file.metadata().context("cannot inspect the pool")?);
     let header = description.header.get(description.engine);
     let uuid = header.and_then(|header| header.get("uuid")).and_then(Value::as_str);
     Ok(format!("{device:x}-{inode:x}-{}-{}", description.engine, uuid.unwrap_or_default()))

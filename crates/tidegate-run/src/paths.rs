@@ -336,7 +336,8 @@ pub(crate) fn existing_pool(path: &Path) -> Result<PathBuf> {
 }
 
 /// Returns two numbers that tell a pool from all others of this machine.
-fn identity(pool: &Metadata) -> (u64, u64) {
+#[must_use]
+pub fn pool_identity(pool: &Metadata) -> (u64, u64) {
     let is_device = pool.file_type().is_char_device();
     if is_device { (pool.rdev(), 0) } else { (pool.dev(), pool.ino()) }
 }
@@ -348,7 +349,9 @@ pub fn has_open(process: rustix::process::Pid, path: &Path) -> bool {
     let Ok(pool) = path.metadata() else { return false };
     let opened = std::fs::read_dir(format!("/proc/{process}/fd")).into_iter().flatten().flatten();
     let mut opened = opened.filter_map(|entry| entry.path().metadata().ok());
-    opened.any(|found| identity(&found) == identity(&pool) && found.file_type() == pool.file_type())
+    opened.any(|found| {
+        pool_identity(&found) == pool_identity(&pool) && found.file_type() == pool.file_type()
+    })
 }
 
 /// Returns whether any process of this machine has locked the pool at `path`. Takes no lock.
@@ -384,7 +387,7 @@ impl PoolPaths {
     /// Fails if the pool cannot be inspected, or the directory for the paths cannot be made or is
     /// not the user's own.
     pub fn of_pool(path: &Path) -> Result<Self> {
-        let (device, inode) = identity(&inspect_pool(path)?);
+        let (device, inode) = pool_identity(&inspect_pool(path)?);
         let directory = shared_directory();
         own_directory(&directory)?;
         Ok(Self { stem: directory.join(format!("{device:x}-{inode:x}")) })
@@ -396,7 +399,7 @@ impl PoolPaths {
     /// # Errors
     /// Fails if the pool cannot be inspected.
     pub fn of_others(path: &Path) -> Result<Vec<Self>> {
-        let (device, inode) = identity(&inspect_pool(path)?);
+        let (device, inode) = pool_identity(&inspect_pool(path)?);
         let entries = std::fs::read_dir(SHARED_MEMORY).into_iter().flatten().flatten();
         let directories = entries.map(|entry| entry.path()).filter(|path| is_of_its_user(path));
         let others = directories.filter(|directory| *directory != shared_directory());

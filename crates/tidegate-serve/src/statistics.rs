@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use serde::Serialize;
+use tidegate::device::{DeviceError, DeviceErrorKind};
 
 /// Kinds of requests.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -116,6 +117,16 @@ impl Tally {
     pub(crate) fn refused(&mut self, kind: Option<Kind>) {
         self.errors += 1;
         self.done(kind, 0);
+    }
+
+    /// Counts a request that the device answered with `error`: it failed, or the request was not
+    /// sound.
+    pub(crate) fn ended_with(&mut self, kind: Option<Kind>, error: &DeviceError) {
+        use DeviceErrorKind::{Corrupt, Io, NoSpace};
+        match error.kind() {
+            Io | NoSpace | Corrupt => self.failed(kind),
+            _ => self.refused(kind),
+        }
     }
 
     /// Counts a sound request that was answered with an error.

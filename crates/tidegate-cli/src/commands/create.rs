@@ -84,7 +84,7 @@ fn prepare(args: &CreateArgs) -> Result<Region> {
     };
     let is_device = metadata.file_type().is_char_device();
     if metadata.is_file() && metadata.len() == 0 {
-        resize(&args.pool, args.size)?;
+        resize(&allocate(&args.pool, args.size)?, args)?;
         return map(&args.pool, &args.memory, false);
     }
     let region = map(&args.pool, &args.memory, false)?;
@@ -100,17 +100,13 @@ fn prepare(args: &CreateArgs) -> Result<Region> {
             args.size
         );
     }
-    if !is_device {
-        allocate(&args.pool, args.size)?;
-    }
+    let file = if is_device { None } else { Some(allocate(&args.pool, args.size)?) };
     if args.force {
         erase(&region)?;
     }
-    if has_size {
-        return Ok(region);
-    }
+    let Some(file) = file.filter(|_| !has_size) else { return Ok(region) };
     drop(region);
-    resize(&args.pool, args.size)?;
+    resize(&file, args)?;
     map(&args.pool, &args.memory, false)
 }
 
@@ -121,12 +117,11 @@ fn create_file(args: &CreateArgs) -> Result<Region> {
     Ok(Region::open(&args.pool, &options)?)
 }
 
-/// Resizes the file at `path` to `size`, fully allocated, so that no store finds a full file
+/// Gives the pool's file, whose space is allocated, its size, so that no store finds a full file
 /// system.
-fn resize(path: &Path, size: Size) -> Result<()> {
-    let file = allocate(path, size)?;
+fn resize(file: &File, CreateArgs { pool, size, .. }: &CreateArgs) -> Result<()> {
     let resized = file.set_len(size.bytes).and_then(|()| file.sync_all());
-    resized.with_context(|| not_resized(path, size))
+    resized.with_context(|| not_resized(pool, *size))
 }
 
 /// Allocates `size` bytes for the file at `path`, whose size stays. If they do not fit, the file

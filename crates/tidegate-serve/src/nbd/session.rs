@@ -16,8 +16,8 @@
 use std::sync::Arc;
 
 use tidegate::device::{
-    BUFFER_EXTRA_BYTES, Context, DeviceError, DeviceErrorKind, Extent, IoBuffer, Operation,
-    OwnedOperation, Result, WriteFlags,
+    BUFFER_EXTRA_BYTES, Context, DeviceError, Extent, IoBuffer, Operation, OwnedOperation, Result,
+    WriteFlags,
 };
 
 use super::Limits;
@@ -589,11 +589,7 @@ impl Session {
     }
 
     fn fail(&mut self, command: &Command, error: &DeviceError, output: &mut Output) {
-        use DeviceErrorKind::{Corrupt, Io, NoSpace};
-        match error.kind() {
-            Io | NoSpace | Corrupt => self.tally.failed(command.kind),
-            _ => self.tally.refused(command.kind),
-        }
+        self.tally.ended_with(command.kind, error);
         let offset = (command.data_bytes() > 0).then_some(command.offset);
         self.push_error(output, command.cookie, errno_of(error), &error.to_string(), offset);
     }

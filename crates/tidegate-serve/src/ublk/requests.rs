@@ -10,9 +10,7 @@
 use std::sync::Arc;
 
 use rustix::io::Errno;
-use tidegate::device::{
-    BlockDevice, Context, DeviceError, DeviceErrorKind, IoBuffer, OwnedOperation, Result,
-};
+use tidegate::device::{BlockDevice, Context, IoBuffer, OwnedOperation, Result};
 
 use super::abi::Descriptor;
 use super::request::{Request, Rules, check, refusal};
@@ -120,16 +118,10 @@ impl Requests {
         }
         match result {
             Ok(()) => self.tally.done(Some(request.kind), request.counted_bytes()),
-            Err(error) if is_of_the_device(error) => self.tally.failed(Some(request.kind)),
-            Err(_) => self.tally.refused(Some(request.kind)),
+            Err(error) => self.tally.ended_with(Some(request.kind), error),
         }
         Answer { tag, result: request.answer(result) }
     }
-}
-
-fn is_of_the_device(error: &DeviceError) -> bool {
-    use DeviceErrorKind::{Corrupt, Io, NoSpace};
-    matches!(error.kind(), Io | NoSpace | Corrupt)
 }
 
 #[cfg(test)]
@@ -137,7 +129,7 @@ mod tests {
     use rustix::event::{PollFd, PollFlags, poll};
     use tidegate::device::fault::{Effect, Fault, Rule, When};
     use tidegate::device::memory::MemoryDevice;
-    use tidegate::device::{BlockDeviceExt, Op, WriteFlags};
+    use tidegate::device::{BlockDeviceExt, DeviceErrorKind, Op, WriteFlags};
 
     use super::super::abi::op;
     use super::*;
