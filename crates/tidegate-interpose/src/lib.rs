@@ -4,11 +4,13 @@
 //! functions when it is loaded, since the look-up may take the dynamic linker's lock and allocate.
 //! [`symbols`] finds functions in the tables of loaded objects. [`raw`] makes system calls that
 //! bypass all hooks, and [`cancel`] keeps their points of cancellation. [`image`] and [`own_calls`]
-//! tell which programs such a library can watch; [`library`] reads the dependencies and symbols of
+//! tell which programs such a library can watch, and [`environment`] names the library to them or
+//! not; [`library`] reads the dependencies and symbols of
 //! a library. [`file_systems`] tells where a sync concerns other machines.
 #![allow(unsafe_code)] // the dynamic linker's answers become functions, and system calls
 
 pub mod cancel;
+pub mod environment;
 pub mod file_systems;
 pub mod image;
 #[cfg(target_arch = "x86_64")]
@@ -123,6 +125,54 @@ macro_rules! synonyms {
         unsafe extern "C-unwind" fn $name($($argument: $kind),*) -> $crate::synonyms!(@result $($result)?) {
             // SAFETY: the declaration gives both functions one signature, and so one contract.
             unsafe { $same($($given),*) }
+        }
+    )*};
+}
+
+/// Declares functions with any number of pointer arguments. The arguments in registers are stored
+/// right below those on the stack. All then form one array, the second argument of `$listed`.
+#[macro_export]
+macro_rules! listed {
+    ($($name:ident => $listed:ident;)*) => {$(
+        #[cfg(target_arch = "x86_64")]
+        #[unsafe(naked)]
+        #[cfg_attr(not(test), unsafe(no_mangle))]
+        #[cfg_attr(test, allow(dead_code))]
+        pub(crate) unsafe extern "C-unwind" fn $name() {
+            ::std::arch::naked_asm!(
+                "pop rax",
+                "push r9",
+                "push r8",
+                "push rcx",
+                "push rdx",
+                "push rsi",
+                "mov rsi, rsp",
+                "push rax",
+                "call {listed}",
+                "pop rcx",
+                "add rsp, 40",
+                "push rcx",
+                "ret",
+                listed = sym $listed,
+            )
+        }
+
+        #[cfg(target_arch = "aarch64")]
+        #[unsafe(naked)]
+        #[cfg_attr(not(test), unsafe(no_mangle))]
+        #[cfg_attr(test, allow(dead_code))]
+        pub(crate) unsafe extern "C-unwind" fn $name() {
+            ::std::arch::naked_asm!(
+                "stp x30, x1, [sp, #-64]!",
+                "stp x2, x3, [sp, #16]",
+                "stp x4, x5, [sp, #32]",
+                "stp x6, x7, [sp, #48]",
+                "add x1, sp, #8",
+                "bl {listed}",
+                "ldr x30, [sp], #64",
+                "ret",
+                listed = sym $listed,
+            )
         }
     )*};
 }

@@ -16,12 +16,13 @@
 //! 5. Once the program has installed a filter of system calls, hooks make its own calls only.
 //!
 //! # Map
-//! - the program's calls: `sync`, `write`, `open`, `descriptors`, `confined`, `syscall`;
+//! - the program's calls: `sync`, `write`, `open`, `descriptors`, `exec`, `confined`, `syscall`;
 //! - `place` (whether a file's syncs are answered), `flags` (the flags that were taken off);
 //! - `next` (the C library's functions).
 
 mod confined;
 mod descriptors;
+mod exec;
 mod flags;
 mod next;
 mod open;

@@ -2,10 +2,15 @@
 //! loaded, since the look-up may take the dynamic linker's lock.
 #![allow(unsafe_code)] // the dynamic linker's answers become functions
 
-use std::ffi::{c_char, c_int, c_uint};
+use std::ffi::{c_char, c_int, c_uint, c_void};
 
-use libc::{iovec, off_t, ssize_t};
+use libc::{iovec, off_t, pid_t, ssize_t};
 use tidegate_interpose::{InOrder, Next, raw};
+
+use crate::exec;
+
+/// A NULL-terminated array of strings.
+pub(crate) type Argv = *const *const c_char;
 
 tidegate_interpose::functions! {
     InOrder;
@@ -18,6 +23,9 @@ tidegate_interpose::functions! {
     dup2: fn(c_int, c_int) -> c_int;
     dup3: fn(c_int, c_int, c_int) -> c_int;
     fcntl64: fn(c_int, c_int, usize) -> c_int;
+    execvpe: fn(*const c_char, Argv, Argv) -> c_int;
+    posix_spawn: fn(*mut pid_t, *const c_char, *const c_void, *const c_void, Argv, Argv) -> c_int;
+    posix_spawnp: fn(*mut pid_t, *const c_char, *const c_void, *const c_void, Argv, Argv) -> c_int;
     pwritev64v2: fn(c_int, *const iovec, c_int, off_t, c_int) -> ssize_t;
 }
 
@@ -36,6 +44,7 @@ static LOADED: extern "C" fn() = loaded;
 
 extern "C" fn loaded() {
     resolve();
+    exec::remember();
     // SAFETY: takes no arguments. It clears the error of a function that an older C library lacks,
     // so that the program does not see it.
     unsafe { libc::dlerror() };

@@ -6,7 +6,7 @@ use std::ffi::{c_int, c_long};
 
 use tidegate_interpose::raw::{self, Arguments};
 
-use crate::{confined, descriptors, open, sync, write};
+use crate::{confined, descriptors, exec, open, sync, write};
 
 #[unsafe(no_mangle)]
 #[allow(clippy::many_single_char_names)] // seven words without names of their own
@@ -62,6 +62,13 @@ unsafe fn by_hook(number: c_long, given: Arguments) -> Option<c_int> {
             hook!(open::openat64(fd, given.path(1), given.int(2), given.uint(3)))
         }
         libc::SYS_fcntl => hook!(descriptors::fcntl64(fd, given.int(1), given.0[2])),
+        libc::SYS_execve => {
+            hook!(exec::execve(given.path(0), given.pointer(1), given.pointer(2)))
+        }
+        libc::SYS_execveat => {
+            let (argv, envp) = (given.pointer(2), given.pointer(3));
+            hook!(exec::execveat(fd, given.path(1), argv, envp, given.int(4)))
+        }
         libc::SYS_dup => hook!(descriptors::dup(fd)),
         #[cfg(target_arch = "x86_64")]
         libc::SYS_dup2 => hook!(descriptors::dup2(fd, given.int(1))),

@@ -247,6 +247,37 @@ fn hooks_make_no_calls_of_their_own_behind_a_filter_of_the_program() {
     }
 }
 
+/// A program of another C library would not start, and the dynamic linker of another machine or
+/// root directory would complain.
+#[test]
+fn programs_that_cannot_load_the_library_start_without_it() {
+    let dir = directory_in("/var/tmp".into());
+    let here = |name: &str| dir.path().join(name).display().to_string();
+    // Its linker is there under another name: the C library of this machine would not know it.
+    std::os::unix::fs::symlink("/lib64/ld-linux-x86-64.so.2", here("ld-other.so")).unwrap();
+    let program = compiled("environment", &["-Wl,--dynamic-linker=ld-other.so"]);
+    let program = program.display().to_string();
+    std::fs::write(here("script"), format!("#!{program} script\n")).unwrap();
+    succeed(tool("chmod", "coreutils").args(["+x", &here("script")]));
+    let own = compiled("environment", &[]).display().to_string();
+    for way in
+        ["execve", "execv", "execvp", "execl", "execlp", "execle", "spawn", "spawnp", "syscall"]
+    {
+        let shown = |started: &str| {
+            succeed(volatile("library", &[&own, way, started]).current_dir(dir.path()))
+        };
+        assert_eq!(shown(&program), "\n", "{way}");
+        assert_eq!(shown(&here("script")), "\n", "{way}");
+        assert!(shown(&own).contains("libtidegate_volatile.so"), "{way}");
+    }
+    let root = format!("chroot {} /busybox true", dir.path().display());
+    succeed(
+        tool("sh", "dash").args(["-c", &format!("cp $(command -v busybox) {}", here("busybox"))]),
+    );
+    let output = volatile("library", &["sh", "-c", &root]).arg("").output().unwrap();
+    assert!(output.status.success() && !said(&output).contains("LD_PRELOAD"), "{}", said(&output));
+}
+
 fn said(output: &Output) -> String {
     String::from_utf8_lossy(&output.stderr).into_owned()
 }

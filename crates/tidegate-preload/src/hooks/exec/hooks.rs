@@ -2,7 +2,6 @@
 #![allow(unsafe_code)] // C's functions
 #![allow(clippy::missing_safety_doc)] // the manual page of each function says it
 
-use std::arch::naked_asm;
 use std::ffi::{CStr, c_char, c_int, c_void};
 
 use super::session::environment;
@@ -50,7 +49,8 @@ fn found(name: *const c_char, buffer: &mut PathBuffer) -> Option<&CStr> {
         buffer.push(name).ok()?;
         return Some(buffer.as_c_str());
     }
-    let path = super::environment::find(environment(), b"PATH").unwrap_or(b"/bin:/usr/bin");
+    let path =
+        tidegate_interpose::environment::find(environment(), b"PATH").unwrap_or(b"/bin:/usr/bin");
     for directory in path.split(|&byte| byte == b':') {
         buffer.clear();
         let joined = buffer.push(if directory.is_empty() { b"." } else { directory });
@@ -194,52 +194,7 @@ unsafe extern "C-unwind" fn execle_listed(path: *const c_char, argv: Argv) -> c_
     execute(libc::AT_FDCWD, path, argv, envp, 0)
 }
 
-/// Declares functions with any number of pointer arguments. The arguments in registers are stored
-/// right below those on the stack. All then form one array, the second argument of `$listed`.
-macro_rules! listed {
-    ($($name:ident => $listed:ident;)*) => {$(
-        #[cfg(target_arch = "x86_64")]
-        #[unsafe(naked)]
-        #[cfg_attr(not(test), unsafe(no_mangle))]
-        pub(crate) unsafe extern "C-unwind" fn $name() {
-            naked_asm!(
-                "pop rax",
-                "push r9",
-                "push r8",
-                "push rcx",
-                "push rdx",
-                "push rsi",
-                "mov rsi, rsp",
-                "push rax",
-                "call {listed}",
-                "pop rcx",
-                "add rsp, 40",
-                "push rcx",
-                "ret",
-                listed = sym $listed,
-            )
-        }
-
-        #[cfg(target_arch = "aarch64")]
-        #[unsafe(naked)]
-        #[cfg_attr(not(test), unsafe(no_mangle))]
-        pub(crate) unsafe extern "C-unwind" fn $name() {
-            naked_asm!(
-                "stp x30, x1, [sp, #-64]!",
-                "stp x2, x3, [sp, #16]",
-                "stp x4, x5, [sp, #32]",
-                "stp x6, x7, [sp, #48]",
-                "add x1, sp, #8",
-                "bl {listed}",
-                "ldr x30, [sp], #64",
-                "ret",
-                listed = sym $listed,
-            )
-        }
-    )*};
-}
-
-listed! {
+tidegate_interpose::listed! {
     execl => execl_listed;
     execlp => execlp_listed;
     execle => execle_listed;

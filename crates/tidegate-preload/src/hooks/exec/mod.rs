@@ -15,7 +15,6 @@
 
 #![allow(unsafe_code)] // the environment
 
-mod environment;
 mod hooks;
 mod memory;
 mod program;
@@ -23,13 +22,13 @@ mod session;
 
 use std::ffi::{CStr, c_char, c_int};
 
-use environment::Additions;
 pub(crate) use hooks::{execve, execveat};
 use program::{Judged, Verdict};
 pub(crate) use program::{library_makes_own_calls, own_cause};
 pub(crate) use session::remember;
 use session::{Session, strings};
 use tidegate::log::cover::Cause;
+use tidegate_interpose::environment::{self, Additions};
 
 use crate::covered::{metadata, unseen};
 use crate::state::suspended::Suspended;

@@ -7,7 +7,8 @@
 use std::ffi::{CStr, c_char};
 use std::sync::OnceLock;
 
-use super::environment::Strings;
+use tidegate_interpose::environment::{self, Strings};
+
 use crate::state::objects;
 use crate::sys::page;
 
@@ -79,21 +80,8 @@ pub(super) fn hide_pool() {
 
 /// Returns the strings of a NULL-terminated array without the NULL; none if `array` is null.
 pub(super) fn strings<'a>(array: *const *const c_char) -> Strings<'a> {
-    if array.is_null() {
-        return &[];
-    }
-    let mut len = 0;
-    loop {
-        // SAFETY: the array ends with a NULL, and none of its first `len` entries is NULL.
-        let place = unsafe { array.add(len) };
-        // SAFETY: `place` is in the array or at its NULL.
-        if unsafe { *place }.is_null() {
-            break;
-        }
-        len += 1;
-    }
-    // SAFETY: the loop has read `len` pointers there, which stay for the length of the call.
-    unsafe { std::slice::from_raw_parts(array, len) }
+    // SAFETY: a list of terminated strings, which stay for the length of the call.
+    unsafe { environment::strings(array) }
 }
 
 /// Copies a string for the life of the process, to memory outside of the program's heap.

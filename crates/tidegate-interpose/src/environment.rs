@@ -13,8 +13,8 @@ use std::ffi::{CStr, c_char};
 const PRELOAD: &[u8] = b"LD_PRELOAD";
 
 /// The library and the variables that the environment must contain.
-#[derive(Clone, Copy)]
-pub(crate) struct Additions<'a> {
+#[derive(Debug, Clone, Copy)]
+pub struct Additions<'a> {
     /// Path of the library, as it stands in `LD_PRELOAD`.
     pub library: &'a [u8],
     /// Whether the library must be loaded; if not, it must not be.
@@ -24,11 +24,11 @@ pub(crate) struct Additions<'a> {
 }
 
 /// A NULL-terminated array of strings, without the NULL.
-pub(crate) type Strings<'a> = &'a [*const c_char];
+pub type Strings<'a> = &'a [*const c_char];
 
 impl Additions<'_> {
     /// Returns how many bytes [`Self::build`] needs, or `None` if nothing has to change.
-    pub(crate) fn needed_bytes(&self, theirs: Strings<'_>) -> Option<usize> {
+    pub fn needed_bytes(&self, theirs: Strings<'_>) -> Option<usize> {
         let missing = self
             .variables
             .iter()
@@ -43,11 +43,7 @@ impl Additions<'_> {
     }
 
     /// Builds the new environment in `memory`, with its NULL, or returns `None` if it does not fit.
-    pub(crate) fn build<'m>(
-        &self,
-        theirs: Strings<'_>,
-        memory: &'m mut [usize],
-    ) -> Option<Strings<'m>> {
+    pub fn build<'m>(&self, theirs: Strings<'_>, memory: &'m mut [usize]) -> Option<Strings<'m>> {
         let pointers = theirs.len() + self.variables.len() + 2;
         let (array, text) = memory.split_at_mut_checked(pointers)?;
         let mut text = Text::new(text);
@@ -91,14 +87,36 @@ impl Additions<'_> {
     }
 }
 
+/// Returns the strings of a NULL-terminated array without the NULL; none if `array` is null.
+///
+/// # Safety
+/// The array and its strings are terminated, and stay until the caller has done.
+pub unsafe fn strings<'a>(array: *const *const c_char) -> Strings<'a> {
+    if array.is_null() {
+        return &[];
+    }
+    let mut len = 0;
+    loop {
+        // SAFETY: the array ends with a NULL, and none of its first `len` entries is NULL.
+        let place = unsafe { array.add(len) };
+        // SAFETY: `place` is in the array or at its NULL.
+        if unsafe { *place }.is_null() {
+            break;
+        }
+        len += 1;
+    }
+    // SAFETY: the loop has read `len` pointers there, which stay for the length of the call.
+    unsafe { std::slice::from_raw_parts(array, len) }
+}
+
 /// Returns the value of the first `name=value`.
-pub(crate) fn find<'a>(strings: Strings<'a>, name: &[u8]) -> Option<&'a [u8]> {
+pub fn find<'a>(strings: Strings<'a>, name: &[u8]) -> Option<&'a [u8]> {
     strings.iter().find_map(|&entry| bytes_of(entry).strip_prefix(name)?.strip_prefix(b"="))
 }
 
 /// Returns whether the dynamic linker only lists the libraries that it would load, as for `ldd`. It
 /// then runs nothing of the program, and the library would appear in the list.
-pub(crate) fn only_lists(environment: Strings<'_>) -> bool {
+pub fn only_lists(environment: Strings<'_>) -> bool {
     find(environment, b"LD_TRACE_LOADED_OBJECTS").is_some()
 }
 

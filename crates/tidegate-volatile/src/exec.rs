@@ -1,0 +1,256 @@
+//! Hooks that start programs. A program that cannot load this library is started without its name
+//! in `LD_PRELOAD`: another C library would not start the program, and a dynamic linker that finds
+//! no library to load says so. All other environments stay as they are.
+#![allow(unsafe_code)] // C's calling convention, system calls and strings
+#![allow(clippy::missing_safety_doc)] // the manual page of each function says it
+
+use std::ffi::{CStr, c_char, c_int, c_void};
+use std::sync::OnceLock;
+
+use libc::{AT_FDCWD, pid_t};
+use tidegate_interpose::environment::{self, Additions, Strings, strings};
+use tidegate_interpose::image::{self, HEAD_BYTES, Image};
+use tidegate_interpose::raw::{self, words};
+
+use crate::confined::is_confined;
+use crate::next::{self, Argv};
+
+/// The path of this library, as `LD_PRELOAD` names it.
+static LIBRARY: OnceLock<&CStr> = OnceLock::new();
+
+/// Finds [`LIBRARY`]. To be called when the library is loaded.
+pub(crate) fn remember() {
+    // SAFETY: the structure has only pointers, and null is valid.
+    let mut found: libc::Dl_info = unsafe { std::mem::zeroed() };
+    // SAFETY: an address in this library, and memory for the answer.
+    let is_found = unsafe { libc::dladdr((&raw const LIBRARY).cast(), &raw mut found) } != 0;
+    if is_found && !found.dli_fname.is_null() {
+        // SAFETY: a terminated string, which stays as long as the library.
+        LIBRARY.get_or_init(|| unsafe { CStr::from_ptr(found.dli_fname) });
+    }
+}
+
+/// Words of memory for an environment. A larger one stays as it is.
+const WORDS: usize = 4096;
+/// The longest chain of interpreters that the kernel follows.
+const SCRIPTS_MOST: usize = 5;
+/// The longest path of the kernel, its NUL included.
+const PATH_BYTES: usize = 4096;
+
+type At<'a> = (c_int, &'a CStr);
+
+/// Calls `start` with the environment that the program is to have. `program` returns the program's
+/// path and is asked only if the environment names the library.
+fn starting<'p>(
+    program: impl FnOnce() -> Option<At<'p>>,
+    envp: Argv,
+    start: impl FnOnce(Argv) -> c_int,
+) -> c_int {
+    let Some(library) = LIBRARY.get().filter(|_| !is_confined()) else { return start(envp) };
+    let without = Additions { library: library.to_bytes(), preload: false, variables: &[] };
+    // SAFETY: the caller's environment.
+    let theirs = unsafe { strings(envp) };
+    let Some(needed_bytes) = without.needed_bytes(theirs) else { return start(envp) };
+    if program().is_none_or(|program| loads(library, program)) {
+        return start(envp);
+    }
+    start_without(&without, theirs, needed_bytes, start)
+}
+
+#[inline(never)]
+fn start_without(
+    without: &Additions<'_>,
+    theirs: Strings<'_>,
+    needed_bytes: usize,
+    start: impl FnOnce(Argv) -> c_int,
+) -> c_int {
+    let mut memory = [0; WORDS];
+    let memory = memory.get_mut(..needed_bytes.div_ceil(size_of::<usize>()));
+    let built = memory.and_then(|memory| without.build(theirs, memory));
+    start(built.map_or(theirs.as_ptr(), <[_]>::as_ptr))
+}
+
+/// Returns whether the program can load the library, as far as its file tells.
+fn loads(library: &CStr, program: At<'_>) -> bool {
+    let Some(opened) = Opened::new((AT_FDCWD, library)) else {
+        // The root directory is another one.
+        return false;
+    };
+    drop(opened);
+    let mut opened = Opened::new(program);
+    for _ in 0..SCRIPTS_MOST {
+        let Some(file) = &opened else { break };
+        let mut head = [0; HEAD_BYTES + 1];
+        let len = file.read(0, &mut head[..HEAD_BYTES]).min(HEAD_BYTES);
+        match image::classify(&head[..len], |at, out| file.read(at, out)) {
+            Image::Script(at) => {
+                head[at.end] = 0;
+                let interpreter = CStr::from_bytes_until_nul(&head[at.start..]);
+                opened = Opened::new((AT_FDCWD, interpreter.unwrap_or_default()));
+            }
+            image => return !matches!(image, Image::OtherLibc | Image::OtherMachine),
+        }
+    }
+    true
+}
+
+/// A descriptor of this library for the length of a call.
+struct Opened(c_int);
+
+impl Opened {
+    fn new((directory, path): At<'_>) -> Option<Self> {
+        let flags = libc::O_RDONLY | libc::O_CLOEXEC | libc::O_NONBLOCK | libc::O_NOCTTY;
+        let arguments = words![directory, path.as_ptr(), flags, 0];
+        // SAFETY: a terminated path.
+        let opened = raw::checked(unsafe { raw::call(libc::SYS_openat, arguments) });
+        opened.ok().and_then(|fd| c_int::try_from(fd).ok()).map(Self)
+    }
+
+    fn read(&self, at: u64, out: &mut [u8]) -> usize {
+        let arguments = words![self.0, out.as_mut_ptr(), out.len(), at];
+        // SAFETY: `out` has space for `out.len()` bytes.
+        raw::checked(unsafe { raw::call(libc::SYS_pread64, arguments) }).unwrap_or(0)
+    }
+}
+
+impl Drop for Opened {
+    fn drop(&mut self) {
+        // SAFETY: no pointers; the descriptor is this value's.
+        unsafe { raw::call(libc::SYS_close, words![self.0]) };
+    }
+}
+
+/// Returns a path of the program.
+fn given<'p>(path: *const c_char) -> Option<&'p CStr> {
+    // SAFETY: the caller's path, or null.
+    (!path.is_null()).then(|| unsafe { CStr::from_ptr(path) })
+}
+
+fn program_environment() -> Argv {
+    unsafe extern "C" {
+        static environ: Argv;
+    }
+    // SAFETY: the C library defines it. A program changes it only while no other thread reads it.
+    unsafe { environ }
+}
+
+/// Executes a program as `execveat` does. Returns only if that fails.
+fn execute(directory: c_int, path: *const c_char, argv: Argv, envp: Argv, flags: c_int) -> c_int {
+    // A descriptor without a path is left alone: it may be open for its execution only.
+    let program = || Some((directory, given(path).filter(|path| !path.is_empty())?));
+    starting(program, envp, |envp| {
+        let (number, arguments) = if directory == AT_FDCWD && flags == 0 {
+            (libc::SYS_execve, words![path, argv, envp])
+        } else {
+            (libc::SYS_execveat, words![directory, path, argv, envp, flags])
+        };
+        // SAFETY: the caller's arguments; `starting` may have built the environment.
+        raw::returned_int(unsafe { raw::call(number, arguments) })
+    })
+}
+
+/// Starts the program that the C library finds for a name.
+fn start_found(name: *const c_char, envp: Argv, start: impl FnOnce(Argv) -> c_int) -> c_int {
+    let mut buffer = [0; PATH_BYTES];
+    starting(|| Some((AT_FDCWD, found(given(name)?, &mut buffer)?)), envp, start)
+}
+
+/// Finds the file that a name stands for, by the C library's search.
+fn found<'b>(name: &'b CStr, buffer: &'b mut [u8; PATH_BYTES]) -> Option<&'b CStr> {
+    if name.to_bytes().contains(&b'/') {
+        return Some(name);
+    }
+    // SAFETY: the program's environment.
+    let environment = unsafe { strings(program_environment()) };
+    let list = environment::find(environment, b"PATH").unwrap_or(b"/bin:/usr/bin");
+    let mut directories = list.split(|&byte| byte == b':');
+    let len = directories.find_map(|directory| {
+        let directory = if directory.is_empty() { b"." } else { directory };
+        let len = joined(directory, name.to_bytes(), buffer)?;
+        let arguments = words![AT_FDCWD, buffer.as_ptr(), libc::X_OK];
+        // SAFETY: a terminated path.
+        (unsafe { raw::call(libc::SYS_faccessat, arguments) } == 0).then_some(len)
+    })?;
+    CStr::from_bytes_until_nul(&buffer[..=len]).ok()
+}
+
+/// Joins a directory and a name, with a NUL behind. Returns the length, or `None` without space.
+fn joined(directory: &[u8], name: &[u8], buffer: &mut [u8; PATH_BYTES]) -> Option<usize> {
+    let len = directory.len() + 1 + name.len();
+    let space = buffer.get_mut(..=len)?;
+    space[..directory.len()].copy_from_slice(directory);
+    space[directory.len()] = b'/';
+    space[directory.len() + 1..len].copy_from_slice(name);
+    space[len] = 0;
+    Some(len)
+}
+
+fn execute_found(name: *const c_char, argv: Argv, envp: Argv) -> c_int {
+    start_found(name, envp, |envp| {
+        // SAFETY: the caller's arguments; `starting` may have built the environment.
+        next::call(&next::execvpe, |execvpe| unsafe { execvpe(name, argv, envp) })
+    })
+}
+
+macro_rules! hooks {
+    ($($name:ident($($argument:ident: $kind:ty),*) $body:block)*) => {$(
+        #[unsafe(no_mangle)]
+        pub(crate) unsafe extern "C-unwind" fn $name($($argument: $kind),*) -> c_int $body
+    )*};
+}
+
+hooks! {
+    execve(path: *const c_char, argv: Argv, envp: Argv) {
+        execute(AT_FDCWD, path, argv, envp, 0)
+    }
+    execv(path: *const c_char, argv: Argv) {
+        execute(AT_FDCWD, path, argv, program_environment(), 0)
+    }
+    execvp(name: *const c_char, argv: Argv) {
+        execute_found(name, argv, program_environment())
+    }
+    execvpe(name: *const c_char, argv: Argv, envp: Argv) {
+        execute_found(name, argv, envp)
+    }
+    execveat(directory: c_int, path: *const c_char, argv: Argv, envp: Argv, flags: c_int) {
+        execute(directory, path, argv, envp, flags)
+    }
+    posix_spawn(pid: *mut pid_t, path: *const c_char, actions: *const c_void, attributes: *const c_void, argv: Argv, envp: Argv) {
+        starting(|| Some((AT_FDCWD, given(path)?)), envp, |envp| {
+            // SAFETY: the caller's arguments; `starting` may have built the environment.
+            next::call(&next::posix_spawn, |spawn| unsafe { spawn(pid, path, actions, attributes, argv, envp) })
+        })
+    }
+    posix_spawnp(pid: *mut pid_t, name: *const c_char, actions: *const c_void, attributes: *const c_void, argv: Argv, envp: Argv) {
+        start_found(name, envp, |envp| {
+            // SAFETY: the caller's arguments; `starting` may have built the environment.
+            next::call(&next::posix_spawnp, |spawn| unsafe { spawn(pid, name, actions, attributes, argv, envp) })
+        })
+    }
+}
+
+/// Runs `execl`: `argv` holds the arguments after the path, NULL included.
+unsafe extern "C-unwind" fn execl_listed(path: *const c_char, argv: Argv) -> c_int {
+    execute(AT_FDCWD, path, argv, program_environment(), 0)
+}
+
+/// Runs `execlp`: `argv` holds the arguments after the name, NULL included.
+unsafe extern "C-unwind" fn execlp_listed(name: *const c_char, argv: Argv) -> c_int {
+    execute_found(name, argv, program_environment())
+}
+
+/// Runs `execle`: the environment follows the NULL of `argv`.
+unsafe extern "C-unwind" fn execle_listed(path: *const c_char, argv: Argv) -> c_int {
+    // SAFETY: the caller's arguments.
+    let arguments = unsafe { strings(argv) };
+    // SAFETY: a caller of `execle` passes one more argument after the NULL.
+    let behind = unsafe { argv.add(arguments.len() + 1) };
+    // SAFETY: `behind` points to that argument.
+    execute(AT_FDCWD, path, argv, unsafe { *behind }.cast(), 0)
+}
+
+tidegate_interpose::listed! {
+    execl => execl_listed;
+    execlp => execlp_listed;
+    execle => execle_listed;
+}
