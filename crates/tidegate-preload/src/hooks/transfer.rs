@@ -105,29 +105,32 @@ const XFS_IOC_EXCHANGE_RANGE: c_ulong = 0x5881;
 const FIFREEZE: c_ulong = 0x5877;
 const FITHAW: c_ulong = 0x5878;
 
-/// Requests of these types that change nothing. All others, known or not, may change the bytes, the
-/// space or the attributes of the file of the descriptor.
+/// Requests of these types that change nothing, as whole numbers: a request of another direction
+/// may have an equal type and number. All others, known or not, may change the bytes, the space or
+/// the attributes of the file of the descriptor.
 const HARMLESS: [c_ulong; 16] = [
-    0x6601, // FS_IOC_GETFLAGS
-    0x6603, // FS_IOC_GETVERSION, of older kernels
-    0x660b, // FS_IOC_FIEMAP
-    0x6610, // EXT4_IOC_PRECACHE_EXTENTS
-    0x6615, // FS_IOC_GET_ENCRYPTION_POLICY
-    0x6616, // FS_IOC_GET_ENCRYPTION_POLICY_EX
-    0x6686, // FS_IOC_MEASURE_VERITY
-    0x6687, // FS_IOC_READ_VERITY_METADATA
-    0x662c, // EXT4_IOC_GETFSUUID
-    0x7601, // FS_IOC_GETVERSION
-    0x581f, // FS_IOC_FSGETXATTR
-    0x581e, // XFS_IOC_DIOINFO
-    0x5826, // XFS_IOC_GETBMAP
-    0x587c, // XFS_IOC_FSGEOMETRY_V4
-    0x587e, // XFS_IOC_FSGEOMETRY
-    0x9431, // FS_IOC_GETFSLABEL
+    0x8008_6601, // FS_IOC_GETFLAGS
+    0x8008_6603, // EXT4_IOC_GETVERSION
+    0xc020_660b, // FS_IOC_FIEMAP
+    0x0000_6612, // EXT4_IOC_PRECACHE_EXTENTS
+    0x400c_6615, // FS_IOC_GET_ENCRYPTION_POLICY
+    0xc009_6616, // FS_IOC_GET_ENCRYPTION_POLICY_EX
+    0xc004_6686, // FS_IOC_MEASURE_VERITY
+    0xc028_6687, // FS_IOC_READ_VERITY_METADATA
+    0x8008_662c, // EXT4_IOC_GETFSUUID
+    0x8008_7601, // FS_IOC_GETVERSION
+    0x801c_581f, // FS_IOC_FSGETXATTR
+    0x800c_581e, // XFS_IOC_DIOINFO
+    0xc020_5826, // XFS_IOC_GETBMAP
+    0x8070_587c, // XFS_IOC_FSGEOMETRY_V4
+    0x8100_587e, // XFS_IOC_FSGEOMETRY
+    0x8100_9431, // FS_IOC_GETFSLABEL
 ];
+/// The bits of a request that the kernel looks at.
+const WHOLE: c_ulong = 0xffff_ffff;
 
 fn may_change(request: c_ulong) -> bool {
-    OF_FILE_SYSTEMS.contains(&(request >> 8 & 0xff)) && !HARMLESS.contains(&(request & NAME))
+    OF_FILE_SYSTEMS.contains(&(request >> 8 & 0xff)) && !HARMLESS.contains(&(request & WHOLE))
 }
 
 /// Returns the number at this byte of the argument of a request, or `None` if it cannot be read.
@@ -264,11 +267,17 @@ mod tests {
 
     #[test]
     fn a_request_that_is_not_known_may_change_the_file() {
+        // Equal to a harmless request but for the direction, or for the number.
+        for request in [0x4008_662c, 0x4008_6610, 0x4008_7601] {
+            assert!(may_change(request), "{request:#x}");
+        }
         for request in [0x4008_6602, 0x401c_5820, 0x4004_9409, 0x4080_6685, 0x4030_6639, 0x66fe] {
             assert!(may_change(request), "{request:#x}");
         }
         let of_others = [libc::TCGETS, libc::FIONREAD, 0x1277];
-        for request in [0x8008_6601, 0xc020_660b, 0x801c_581f].into_iter().chain(of_others) {
+        let extended = 0xffff_ffff_8008_6601;
+        let harmless = [0x8008_6601, extended, 0xc020_660b, 0x6612, 0x8008_662c, 0x801c_581f];
+        for request in harmless.into_iter().chain(of_others) {
             assert!(!may_change(request), "{request:#x}");
         }
     }
