@@ -83,6 +83,32 @@ fn a_sync_of_a_plain_file_makes_no_call_beside_its_own() {
     }
 }
 
+/// Some file systems act on `O_TRUNC` when a file is opened, as tracefs does.
+#[test]
+fn the_kernel_gets_o_trunc_for_a_file_that_cannot_be_covered() {
+    let bed = Bed::new();
+    let overlay = Overlay::new(bed.disk());
+    let (pool, trace) = (bed.pool(), bed.pool_dir().join("trace"));
+    let script = "import ctypes, os, sys
+path = sys.argv[1]
+for flags in os.O_WRONLY | os.O_CREAT | os.O_TRUNC, os.O_WRONLY | os.O_TRUNC:
+    os.close(os.open(path, flags))
+how = (ctypes.c_uint64 * 3)(os.O_WRONLY | os.O_TRUNC, 0, 0)
+assert ctypes.CDLL(None).syscall(437, -100, path.encode(), how, ctypes.c_size_t(24)) > 0";
+    for (path, expected) in
+        [(bed.disk().join("file"), 0), (overlay.0.join("file"), 3), (bed.pool_dir().join("x"), 3)]
+    {
+        std::fs::write(&path, "old").unwrap();
+        let mut strace = traced(Runner::Run(&pool), bed.disk(), &trace);
+        strace.args(["-P", path.to_str().unwrap(), "-e", "trace=openat,openat2"]);
+        succeed(strace.args(["/usr/bin/python3", "-c", script]).arg(&path));
+        let lines = std::fs::read_to_string(&trace).unwrap();
+        let given = lines.lines().filter(|line| line.contains("O_TRUNC")).count();
+        assert_eq!(given, expected, "{}: {lines}", path.display());
+        assert_eq!(std::fs::read(&path).unwrap(), b"", "{}", path.display());
+    }
+}
+
 /// How many writes the program has made, and how many of them were synced.
 fn synced_writes(bed: &Bed, options: &[&str], path: &Path) -> (usize, usize) {
     preload_library();

@@ -3,9 +3,10 @@
 //! Invariants:
 //! 1. A file that is created is counted as pending before and after that; as a new file if the
 //!    kernel says that it did not exist before.
-//! 2. An open for writing never empties a file: `O_TRUNC` is left out, and the opened file is
-//!    truncated afterwards. By then it is known which file the path leads to and whether it is
-//!    covered.
+//! 2. An open for writing never empties a file that can be covered: `O_TRUNC` is left out, and the
+//!    opened file is truncated afterwards. By then it is known which file the path leads to and
+//!    whether it is covered. For all other files the kernel gets the flag: some file systems act on
+//!    it, as tracefs does, but not on a truncation.
 //! 3. The kernel gets all other flags as they are, also `O_SYNC` and `O_DSYNC`.
 #![allow(unsafe_code)] // C's calling convention and strings
 
@@ -17,7 +18,7 @@ use crate::covered::{self, Open, metadata, unseen};
 use crate::hooks::close::{appeared, forget};
 use crate::state::descriptors::Kind;
 use crate::state::files::Seen;
-use crate::state::process;
+use crate::state::{file_systems, process, record_locks};
 use crate::sys::{next, query, raw, readable};
 
 /// Errors of an open for writing that succeeds with `O_TRUNC`: a layer would copy a file that does
@@ -39,6 +40,10 @@ struct Request<'a> {
 enum Before {
     /// There is a file, or the open does not create one.
     There,
+    /// There is a regular file that cannot be covered, and the open empties the file.
+    Uncovered,
+    /// There is a pipe or device, and the open has `O_TRUNC`.
+    Special,
     /// There is no file, and the open creates one.
     Missing,
 }
@@ -70,6 +75,8 @@ impl Request<'_> {
         let fd = match before {
             Before::There => shown(request.existing()),
             Before::Missing => request.make(),
+            Before::Uncovered => return shown(self.existing()),
+            Before::Special => return shown(self.by_library()),
         };
         if fd < 0 && self.empties() && NEED_TRUNC.contains(&raw::errno()) {
             return shown(self.existing());
@@ -80,19 +87,23 @@ impl Request<'_> {
         if self.empties() { emptied(fd, given, before == Before::Missing) } else { fd }
     }
 
-    /// Returns the state of the path. Looks it up only if the open may create the file; with
-    /// `O_EXCL`, the file counts as missing.
+    /// Returns the state of the path. Looks it up only if the open may create or empty the file;
+    /// with `O_CREAT` and `O_EXCL`, the file counts as missing.
     fn before(&self) -> Before {
-        match self.flags & CREATE_NEW {
-            CREATE_NEW => return Before::Missing,
-            libc::O_CREAT => {}
-            _ => return Before::There,
+        let creates = self.flags & libc::O_CREAT != 0;
+        if self.flags & CREATE_NEW == CREATE_NEW {
+            return Before::Missing;
+        }
+        if !creates && !self.empties() {
+            return Before::There;
         }
         let follows = self.flags & libc::O_NOFOLLOW == 0;
         let flags = if follows { 0 } else { libc::AT_SYMLINK_NOFOLLOW };
         match query::fstatat(self.directory, self.path, flags) {
-            Ok(_) => Before::There,
-            Err(_) => Before::Missing,
+            Ok(stat) if self.empties() && !is_regular(&stat) => Before::Special,
+            Ok(stat) if self.empties() && !file_systems::may_be_covered(&stat) => Before::Uncovered,
+            Err(_) if creates => Before::Missing,
+            _ => Before::There,
         }
     }
 
@@ -112,7 +123,7 @@ impl Request<'_> {
         if self.flags & libc::O_TRUNC == 0 {
             return self.by_library();
         }
-        // The kernel empties the file although it is opened for reading. No standard covers this.
+        // The kernel empties the file, even if it is opened for reading.
         unseen::about_to_change(self.directory, self.path, false);
         metadata::counted(|| self.by_kernel())
     }
@@ -128,6 +139,10 @@ impl Request<'_> {
         }
         shown(metadata::counted(|| self.by_kernel()))
     }
+}
+
+fn is_regular(stat: &libc::stat) -> bool {
+    stat.st_mode & libc::S_IFMT == libc::S_IFREG
 }
 
 /// Notes a new descriptor, if `fd` is one. Returns `fd`.
@@ -173,9 +188,10 @@ fn emptied_unseen(fd: c_int) -> c_int {
     fd
 }
 
-/// Opens a file by `open`, which gets the flags without `O_TRUNC`, and empties it afterwards. For
-/// calls that have no [`Request`], such as `openat2`.
-pub(crate) fn open_emptying(flags: c_int, open: impl FnOnce(c_int) -> c_int) -> c_int {
+/// Opens a file by `open`, which gets the flags without `O_TRUNC`, and empties it afterwards. Opens
+/// a file that cannot be covered once more, with all flags. For calls that have no [`Request`],
+/// such as `openat2`.
+pub(crate) fn open_emptying(flags: c_int, open: impl Fn(c_int) -> c_int) -> c_int {
     let writes = flags & libc::O_ACCMODE != libc::O_RDONLY && flags & libc::O_PATH == 0;
     let empties = writes && flags & libc::O_TRUNC != 0;
     let given = if empties { flags & !libc::O_TRUNC } else { flags };
@@ -185,7 +201,21 @@ pub(crate) fn open_emptying(flags: c_int, open: impl FnOnce(c_int) -> c_int) -> 
         return fd;
     }
     appeared(fd);
+    if empties && flags & CREATE_NEW != CREATE_NEW && can_be_closed_uncovered(fd) {
+        forget(fd);
+        let _ = raw::close(fd);
+        return shown(metadata::counted(|| open(flags)));
+    }
     if empties { emptied(fd, given, false) } else { fd }
+}
+
+/// Returns whether `fd` is a regular file that cannot be covered, and the process has no record
+/// lock on the file that a close would release.
+fn can_be_closed_uncovered(fd: c_int) -> bool {
+    let may_be_closed = |stat: &libc::stat| !record_locks::may_have(stat.st_dev, stat.st_ino);
+    query::fstat(fd).is_ok_and(|stat| {
+        is_regular(&stat) && !file_systems::may_be_covered(&stat) && may_be_closed(&stat)
+    })
 }
 
 /// Opens a path as `openat` does.

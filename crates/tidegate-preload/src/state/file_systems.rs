@@ -8,7 +8,7 @@
 //! 3. A note is made once. The identity is added once, when a file is to be covered. If no note is
 //!    free, or the mount's number is not known, the kernel is asked each time.
 //!
-//! Entry points: [`disk_of`]; [`identity`].
+//! Entry points: [`disk_of`], or [`may_be_covered`] before a file is open; [`identity`].
 #![allow(unsafe_code)] // a field that the C library hides
 
 use std::ffi::c_int;
@@ -281,6 +281,12 @@ impl Text {
     fn as_c_str(&self) -> &std::ffi::CStr {
         std::ffi::CStr::from_bytes_until_nul(&self.bytes).unwrap_or_default()
     }
+}
+
+/// Returns whether a file may be on a file system whose files can be covered, as far as its device
+/// number tells: such a file system has a block device. In tests files on any device can be.
+pub(crate) fn may_be_covered(stat: &libc::stat) -> bool {
+    libc::major(stat.st_dev) != 0 || process::includes_tmpfs() || cfg!(test)
 }
 
 fn is_allowed(kind: i64) -> bool {
