@@ -84,6 +84,29 @@ fn flags_of(mode: &[u8]) -> Option<c_int> {
     Some(flags)
 }
 
+/// Returns whether `fopen` leaves the position at the start of the file: all but appending streams
+/// without reads.
+///
+/// # Safety
+/// `mode` is the mode that the program gave to `fopen`.
+unsafe fn begins_at_start(mode: *const c_char) -> bool {
+    // SAFETY: `fopen` takes a terminated string.
+    let mode = unsafe { CStr::from_ptr(mode) }.to_bytes();
+    mode.first() != Some(&b'a') || mode.contains(&b'+')
+}
+
+/// Moves a descriptor to the end of its file, as `fopen` does. A pipe has no end. Returns false
+/// with the error in `errno`.
+fn goes_to_end(fd: c_int) -> bool {
+    match raw::lseek(fd, 0, libc::SEEK_END) {
+        Ok(_) | Err(libc::ESPIPE) => true,
+        Err(error) => {
+            raw::set_errno(error);
+            false
+        }
+    }
+}
+
 /// Pins the file of `fd`, which a stream writes from now on.
 fn pin(fd: c_int) {
     if let Some(open) = Open::writable(fd) {
@@ -112,10 +135,13 @@ unsafe extern "C-unwind" fn fopen64(path: *const c_char, mode: *const c_char) ->
             if fd < 0 {
                 return ptr::null_mut();
             }
+            // SAFETY: the mode was read by `wanted`.
+            let is_at_place = unsafe { begins_at_start(mode) } || goes_to_end(fd);
             every_write::make_synchronous(fd);
             pin(fd);
             // SAFETY: an open descriptor, and the caller's mode.
-            let stream = unsafe { fdopen(fd, mode) };
+            let stream = is_at_place.then(|| unsafe { fdopen(fd, mode) });
+            let stream = stream.unwrap_or(ptr::null_mut());
             if stream.is_null() {
                 forget(fd);
                 let _ = raw::close(fd);

@@ -30,22 +30,31 @@ static void streams(void)
 
 static void modes_of_streams(void)
 {
-    static const char *const modes[] = {"w", "a", "r+", "a+", "w+", "wx", "ae"};
+    static const char *const modes[] = {"w", "a", "r+", "a+", "ab", "w+", "wx", "ae", "r"};
     for (size_t at = 0; at < sizeof modes / sizeof *modes; at++) {
         FILE *file = fopen("file", modes[at]);
         if (!file) {
             say("%s: %s", modes[at], strerrorname_np(errno));
             continue;
         }
-        MUST(fprintf(file, "mode %s;", modes[at]));
+        say("%s: at %ld, descriptor at %ld", modes[at], ftell(file), (long)lseek(fileno(file), 0, SEEK_CUR));
+        TELL(fprintf(file, "mode %s;", modes[at]));
         MUST(fflush(file));
+        TELL(ftell(file));
         MUST(fsync(fileno(file)));
-        MUST(fprintf(file, "again;"));
+        fprintf(file, "again;");
+        TELL(ftell(file));
         MUST(fclose(file));
         show("file");
     }
     TELL(fopen("absent", "r") == NULL);
     TELL(freopen("other", "w", fopen("file", "a")) != NULL);
+    FILE *again = freopen("file", "a", fopen("other", "r"));
+    TELL(ftell(again));
+    TELL(ftell(fdopen(open_file("file", 0), "a")));
+    MUST(mkfifo("pipe", 0600));
+    MUST(open("pipe", O_RDWR));
+    TELL(fopen("pipe", "a") != NULL);
 }
 
 static void buffers_of_streams(void)
