@@ -212,6 +212,40 @@ fn a_rename_by_io_uring_is_there_when_its_directory_was_synced() {
     });
 }
 
+/// Punches a hole by a shared mapping that is only readable, by each name of the call.
+#[test]
+fn a_hole_by_advice_about_a_readable_mapping_is_there_after_a_sync() {
+    let number = if cfg!(target_arch = "x86_64") { 28 } else { 233 };
+    for advise in [
+        "memory.madvise(mmap.MADV_REMOVE, 4096, 4096)",
+        "c.posix_madvise(at, length, 9)",
+        &format!("c.syscall({number}, at, length, 9)"),
+        "c.process_madvise(os.pidfd_open(os.getpid()), (ctypes.c_void_p * 2)(at, 4096), 1, 9, 0)",
+    ] {
+        let script = format!(
+            "/usr/bin/python3 -c 'import ctypes, mmap, os
+c = ctypes.CDLL(None)
+c.mmap.restype = ctypes.c_void_p
+file = os.open(\"file\", os.O_RDWR)
+memory = mmap.mmap(file, 16384, mmap.MAP_SHARED, mmap.PROT_READ)
+start = c.mmap(None, ctypes.c_size_t(16384), 1, 1, file, ctypes.c_long(0))
+at, length = ctypes.c_void_p(start + 4096), ctypes.c_size_t(4096)
+os.pwrite(file, b\"n\" * 16384, 0)
+os.fdatasync(file)
+{advise}
+os.fsync(file)'"
+        );
+        let case = Case { files: &[("file", &[b'o'; 16384])], script: &script };
+        let expected = [&[b'n'; 4096][..], &[0; 4096], &[b'n'; 8192]].concat();
+        // Older kernels take this advice from `madvise` only.
+        let is_optional = advise.starts_with("c.process");
+        case.check(|found, _| {
+            let found = content(found, "file");
+            found == Some(&expected) || is_optional && found == Some(&[b'n'; 16384])
+        });
+    }
+}
+
 /// A program that writes and does not sync.
 const WITHOUT_SYNC: &str = "import os, time
 file = os.open('file', os.O_RDWR)

@@ -4,14 +4,14 @@
 //! 1. Before a mapping exists that can change a file, the file is unlogged for as long as the
 //!    process lives.
 //! 2. Mappings that may become writable later are noted in [`NOTED`]. If that is full, the file is
-//!    unlogged at once.
+//!    unlogged at once. `MADV_REMOVE` changes the file by such a mapping, too.
 #![allow(unsafe_code)] // C's calling convention and pointers
 
-use std::ffi::{c_int, c_void};
+use std::ffi::{c_int, c_uint, c_void};
 use std::ptr;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
-use libc::{off_t, size_t};
+use libc::{off_t, size_t, ssize_t};
 use tidegate::log::FileRef;
 
 use crate::covered::{Open, unseen};
@@ -193,7 +193,8 @@ pub(crate) unsafe extern "C-unwind" fn mremap(
     ptr::with_exposed_provenance_mut(mapped.cast_unsigned())
 }
 
-/// Unlogs the files whose noted mappings in this range become writable.
+/// Unlogs the files whose noted mappings in this range become writable, or are advised to lose
+/// their pages.
 fn becomes_writable(start: usize, len: usize) {
     let Some(log) = process::log() else { return };
     overlapping(start, len, |noted, _| {
@@ -244,6 +245,55 @@ pub(crate) unsafe extern "C-unwind" fn pkey_mprotect(
         if key == -1 { (libc::SYS_mprotect, 0) } else { (libc::SYS_pkey_mprotect, key) };
     // SAFETY: the caller vouches for the access that it takes or gives.
     protect(at, len, protection, || unsafe { raw::call(number, words![at, len, protection, key]) })
+}
+
+/// Advises the kernel about memory, by `kernel`. `MADV_REMOVE` punches a hole in the file, even by
+/// a mapping that is not writable but may become so.
+fn advise(at: *mut c_void, len: size_t, advice: c_int, kernel: impl FnOnce() -> isize) -> isize {
+    if advice == libc::MADV_REMOVE {
+        becomes_writable(at.addr(), len);
+    }
+    kernel()
+}
+
+/// Returns `-errno` if the kernel refuses.
+fn madvised(at: *mut c_void, len: size_t, advice: c_int) -> isize {
+    // SAFETY: the caller vouches for the memory that it gives up.
+    advise(at, len, advice, || unsafe { raw::call(libc::SYS_madvise, words![at, len, advice]) })
+}
+
+#[unsafe(no_mangle)]
+pub(crate) unsafe extern "C-unwind" fn madvise(
+    at: *mut c_void,
+    len: size_t,
+    advice: c_int,
+) -> c_int {
+    raw::returned_int(madvised(at, len, advice))
+}
+
+/// Returns the error instead of setting `errno`. The C library passes unknown advice on.
+#[unsafe(no_mangle)]
+unsafe extern "C-unwind" fn posix_madvise(at: *mut c_void, len: size_t, advice: c_int) -> c_int {
+    if advice == libc::POSIX_MADV_DONTNEED {
+        return 0;
+    }
+    c_int::try_from(-madvised(at, len, advice)).unwrap_or(libc::EIO)
+}
+
+#[unsafe(no_mangle)]
+pub(crate) unsafe extern "C-unwind" fn process_madvise(
+    process: c_int,
+    parts: *const libc::iovec,
+    count: size_t,
+    advice: c_int,
+    flags: c_uint,
+) -> ssize_t {
+    let arguments = words![process, parts, count, advice, flags];
+    // Any mapping may be among the parts.
+    // SAFETY: the caller vouches for the memory that it gives up.
+    raw::returned(advise(ptr::null_mut(), usize::MAX, advice, || unsafe {
+        raw::call(libc::SYS_process_madvise, arguments)
+    }))
 }
 
 tidegate_interpose::synonyms! {

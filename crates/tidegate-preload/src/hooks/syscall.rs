@@ -356,6 +356,12 @@ unsafe fn of_memory(number: c_long, given: Arguments) -> Option<c_long> {
         libc::SYS_mremap => {
             hook!(mapping::mremap(at, len, given.0[2], given.int(3), given.pointer(4)).addr())
         }
+        libc::SYS_madvise => hook!(mapping::madvise(at, len, given.int(2))),
+        libc::SYS_process_madvise => {
+            let parts = given.pointer::<libc::iovec>(1).cast_const();
+            let (advice, flags) = (given.int(3), given.uint(4));
+            hook!(mapping::process_madvise(given.int(0), parts, given.0[2], advice, flags))
+        }
         libc::SYS_shmdt => hook!(mapping::shmdt(at)),
         libc::SYS_mlockall => memory_limits::mlockall(given.int(0)) as c_long,
         libc::SYS_munmap => hook!(mapping::munmap(at, len)),

@@ -57,14 +57,14 @@ harmless! {
     SYS_io_getevents  SYS_io_setup SYS_io_submit SYS_io_uring_enter
     SYS_io_uring_register SYS_ioprio_get SYS_ioprio_set SYS_kcmp SYS_keyctl SYS_kill
     SYS_landlock_add_rule SYS_landlock_create_ruleset SYS_lgetxattr SYS_listen SYS_listxattr
-    SYS_llistxattr SYS_lookup_dcookie SYS_lseek SYS_lstat SYS_madvise SYS_mbind SYS_membarrier
+    SYS_llistxattr SYS_lookup_dcookie SYS_lseek SYS_lstat SYS_mbind SYS_membarrier
     SYS_memfd_create SYS_memfd_secret SYS_migrate_pages SYS_mincore SYS_mlock SYS_mlock2
     SYS_mlockall SYS_move_pages SYS_mq_getsetattr SYS_mq_notify SYS_mq_open SYS_mq_timedreceive
     SYS_mq_timedsend SYS_mq_unlink SYS_msgctl SYS_msgget SYS_msgrcv SYS_msgsnd SYS_msync
     SYS_munlock SYS_munlockall SYS_name_to_handle_at SYS_nanosleep SYS_newfstatat
     SYS_perf_event_open SYS_personality SYS_pidfd_getfd SYS_pidfd_open SYS_pidfd_send_signal
     SYS_pipe2 SYS_pkey_alloc SYS_pkey_free SYS_ppoll SYS_pread64 SYS_preadv SYS_preadv2
-    SYS_process_madvise SYS_process_mrelease SYS_process_vm_readv SYS_process_vm_writev
+    SYS_process_mrelease SYS_process_vm_readv SYS_process_vm_writev
     SYS_pselect6 SYS_read SYS_readahead SYS_readlinkat SYS_readv SYS_recvfrom SYS_recvmmsg
     SYS_recvmsg SYS_remap_file_pages SYS_request_key SYS_restart_syscall SYS_rseq SYS_rt_sigaction
     SYS_rt_sigpending SYS_rt_sigprocmask SYS_rt_sigqueueinfo SYS_rt_sigreturn SYS_rt_sigsuspend
