@@ -50,6 +50,8 @@ sections! {
     processes_append_to_one_file: "fork_concurrent_appends";
     forks_that_run_no_handlers: "other_forks";
     exec_keeps_descriptors: "exec_keeps_descriptors";
+    /// The library once opened and closed the locked file, in the program that was executed.
+    locks_are_kept_over_exec: "locks_over_exec";
     vfork_and_exec: "vfork_exec";
     spawned_programs: "spawned_programs";
     signals_in_the_middle_of_writes: "signals_in_writes";

@@ -10,7 +10,7 @@ use tidegate::log::cover::Cause;
 use crate::covered::{self, unseen};
 use crate::hooks::{exec, loading, stdio};
 use crate::state::process::Attached;
-use crate::state::{descriptors, process, record_locks, supervisor, suspended};
+use crate::state::{descriptors, inherited, process, record_locks, supervisor, suspended};
 use crate::sys::{handlers, next};
 
 #[used]
@@ -39,6 +39,8 @@ unsafe extern "C" fn loaded(_count: c_int, _arguments: Strings, environment: Str
     next::resolve();
     // SAFETY: the function lives as long as the process.
     unsafe { libc::pthread_atfork(None, None, Some(forked)) };
+    // This comes first: the library opens the program's files from now on.
+    let has_lease = record_locks::note_inherited();
     let attached = match attach() {
         Ok(attached) => attached,
         Err(cause) => {
@@ -53,6 +55,13 @@ unsafe extern "C" fn loaded(_count: c_int, _arguments: Strings, environment: Str
     process::use_log(attached);
     supervisor::announce();
     covered::note_standard();
+    if has_lease {
+        inherited::each(|fd, held| {
+            if held.lease {
+                covered::leave_for_lease(fd);
+            }
+        });
+    }
 }
 
 /// Attaches to the log that the environment names, or returns why this process cannot use it.

@@ -12,6 +12,7 @@ pub(crate) mod extended;
 pub(crate) mod extents;
 pub(crate) mod file_systems;
 pub(crate) mod files;
+pub(crate) mod inherited;
 pub(crate) mod mounts;
 pub(crate) mod new_files;
 pub(crate) mod objects;

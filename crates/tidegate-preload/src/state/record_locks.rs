@@ -3,12 +3,14 @@
 //!
 //! Invariants:
 //! 1. Once the process has asked for a record lock on a file, [`may_have`] returns true for the
-//!    file, for good. Other files may share its bit.
+//!    file, for good. Other files may share its bit. A program that is started by `exec` keeps the
+//!    locks, and reads them from the kernel ([`note_inherited`]).
 //! 2. No lock is asked for while the library has the file open. The library counts its descriptor,
 //!    then loads the bit; a thread that asks for a lock sets the bit, then loads the count. These
 //!    two stores and two loads are in one total order (`SeqCst`): one side sees the other.
 //!
-//! Entry points: [`note`] before a lock is asked for; [`may_have`]; [`open`].
+//! Entry points: [`note`] before a lock is asked for, [`note_inherited`] at load; [`may_have`];
+//! [`open`].
 #![allow(unsafe_code)] // C's functions
 #![allow(clippy::missing_safety_doc)] // as in the manual of each
 
@@ -20,6 +22,7 @@ use std::time::Duration;
 use libc::off_t;
 
 use crate::state::descriptors::{self, Kind};
+use crate::state::inherited;
 use crate::state::process::Holding;
 use crate::sys::path::Opened;
 use crate::sys::raw::Errno;
@@ -54,6 +57,19 @@ pub(crate) fn note(fd: c_int) {
     if is_new {
         wait_for_opened();
     }
+}
+
+/// Notes the record locks that the process has kept over `exec`. To be called before the library
+/// opens any file of the program. Returns whether the process may have kept a lease, too.
+pub(crate) fn note_inherited() -> bool {
+    let mut has_lease = false;
+    inherited::each(|fd, held| {
+        if held.record_lock {
+            note(fd);
+        }
+        has_lease |= held.lease;
+    });
+    has_lease
 }
 
 /// Returns whether the process may hold a record lock on the file with these numbers.

@@ -126,12 +126,25 @@ pub(crate) const LINK_BYTES: usize = 32;
 /// Returns the name in `/proc` of an open descriptor of the calling thread. The thread may have a
 /// table of descriptors of its own.
 pub(crate) fn proc_link(descriptor: c_int, buffer: &mut [u8; LINK_BYTES]) -> &CStr {
-    const PREFIX: &[u8] = b"/proc/thread-self/fd/";
+    proc_entry(b"/proc/thread-self/fd/", descriptor, buffer)
+}
+
+/// Returns the name in `/proc` of what the kernel tells about an open descriptor of the process.
+pub(crate) fn proc_information(descriptor: c_int, buffer: &mut [u8; LINK_BYTES]) -> &CStr {
+    proc_entry(b"/proc/self/fdinfo/", descriptor, buffer)
+}
+
+/// Returns the name of a descriptor in a directory, whose name leaves space for the digits.
+fn proc_entry<'b>(
+    directory: &[u8],
+    descriptor: c_int,
+    buffer: &'b mut [u8; LINK_BYTES],
+) -> &'b CStr {
     let mut digits = [0; 10];
     let digits = decimal(descriptor.unsigned_abs(), &mut digits);
-    buffer[..PREFIX.len()].copy_from_slice(PREFIX);
-    let end = PREFIX.len() + digits.len();
-    buffer[PREFIX.len()..end].copy_from_slice(digits);
+    buffer[..directory.len()].copy_from_slice(directory);
+    let end = directory.len() + digits.len();
+    buffer[directory.len()..end].copy_from_slice(digits);
     buffer[end] = 0;
     CStr::from_bytes_until_nul(buffer).unwrap_or_default()
 }

@@ -139,6 +139,56 @@ static void exec_keeps_descriptors(void)
     show("closed");
 }
 
+static void try_lock(void)
+{
+    struct flock region = {.l_type = F_WRLCK, .l_whence = SEEK_SET};
+    TELL(fcntl(open_file("file", 0), F_SETLK, &region));
+}
+
+static volatile sig_atomic_t breaks;
+
+static void note_break(int signal)
+{
+    (void)signal;
+    breaks++;
+}
+
+/* What the process has locked and leased before it executed this program again. */
+static void keep_locks(int leased)
+{
+    signal(SIGIO, note_break);
+    in_child(try_lock);
+    int synchronous = open_file("file", O_DSYNC);
+    for (int round = 0; round < 20; round++) {
+        MUST(pwrite(synchronous, "synced", 6, round));
+        MUST(pwrite(leased, "synced", 6, round));
+        MUST(fdatasync(leased));
+    }
+    in_child(try_lock);
+    TELL(fcntl(leased, F_GETLEASE));
+    TELL(breaks);
+}
+
+static void locks_over_exec(void)
+{
+    pid_t pid = MUST(fork());
+    if (pid == 0) {
+        struct flock region = {.l_type = F_WRLCK, .l_whence = SEEK_SET};
+        char leased[12];
+        int number = open_file("leased", 0);
+        TELL(fcntl(number, F_SETLEASE, F_WRLCK));
+        TELL(fcntl(open_file("file", 0), F_SETLK, &region));
+        sprintf(leased, "%d", number);
+        execl(self, self, "--child", "locked", leased, NULL);
+        _exit(97);
+    }
+    int status;
+    MUST(waitpid(pid, &status, 0));
+    say("executed: status %d", WEXITSTATUS(status));
+    show("file");
+    show("leased");
+}
+
 static void vfork_exec(void)
 {
     MUST(dup2(open_file("file", 0), 40));
@@ -581,6 +631,10 @@ int child_role(int count, char **arguments)
         ssize_t length = strlen(arguments[2]);
         return write(fd, arguments[2], length) == length && fsync(fd) == 0 ? 0 : 1;
     }
+    if (count == 2 && !strcmp(arguments[0], "locked")) {
+        keep_locks(atoi(arguments[1]));
+        return 0;
+    }
     return 2;
 }
 
@@ -589,6 +643,7 @@ const struct section process_sections[] = {
     {"fork_concurrent_appends", fork_concurrent_appends},
     {"other_forks", other_forks},
     {"exec_keeps_descriptors", exec_keeps_descriptors},
+    {"locks_over_exec", locks_over_exec},
     {"vfork_exec", vfork_exec},
     {"spawned_programs", spawned_programs},
     {"signals_in_writes", signals_in_writes},
