@@ -94,6 +94,31 @@ ways! {
     fn by_a_static_child() = "child";
 }
 
+/// As with authbind and socket_wrapper, in whichever order the libraries are.
+#[test]
+fn another_library_that_binds_is_asked_once() {
+    preload_library();
+    let bed = Bed::new();
+    let other = compiled("bound", &["-shared", "-fPIC", "-ldl"]).display().to_string();
+    let program = "import socket
+for family, address in (socket.AF_INET, ('127.0.0.1', 0)), (socket.AF_UNIX, 'socket'):
+    socket.socket(family).bind(address)";
+    let run = || {
+        let mut command = tidegate();
+        command.args(["run", "-q", "--size=64M", "--pool"]).arg(bed.pool());
+        command.current_dir(bed.disk()).arg("--");
+        command
+    };
+    let set = format!("LD_PRELOAD={other}");
+    let mut behind = run();
+    behind.args(["/usr/bin/python3", "-c", program]).env("LD_PRELOAD", &other);
+    assert_eq!(succeed(&mut behind), "bound\nbound\n");
+    fs::remove_file(bed.disk().join("socket")).unwrap();
+    let mut in_front = run();
+    in_front.args(["env", &set, "/usr/bin/python3", "-c", program]);
+    assert_eq!(succeed(&mut in_front), "bound\nbound\n");
+}
+
 /// Nobody who asks what the dynamic linker loads is told of the library, and `run` says nothing.
 #[test]
 fn lists_of_libraries() {

@@ -8,7 +8,7 @@ use std::ffi::{c_char, c_int};
 use tidegate::log::cover::Cause;
 
 use crate::covered::{self, unseen};
-use crate::hooks::{exec, loading, stdio};
+use crate::hooks::{exec, loading, names, stdio};
 use crate::state::process::Attached;
 use crate::state::{descriptors, inherited, process, record_locks, supervisor, suspended};
 use crate::sys::{handlers, next};
@@ -37,6 +37,7 @@ unsafe extern "C" fn loaded(_count: c_int, _arguments: Strings, environment: Str
         None => return,
     }
     next::resolve();
+    names::find_bind();
     // SAFETY: the function lives as long as the process.
     unsafe { libc::pthread_atfork(None, None, Some(forked)) };
     // This comes first: the library opens the program's files from now on.

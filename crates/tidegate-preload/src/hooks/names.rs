@@ -8,13 +8,16 @@
 #![allow(unsafe_code)] // C's functions
 #![allow(clippy::missing_safety_doc)] // the manual page of each function says it
 
+use std::cell::Cell;
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 use std::ptr;
 
 use libc::{FILE, sockaddr, socklen_t};
+use tidegate_interpose::Next;
 
 use crate::covered::metadata::{Named, counted_of};
 use crate::covered::{self, Changed, metadata};
+use crate::state::objects::BehindThis;
 use crate::sys::next;
 use crate::sys::raw::{self, Made, by_architecture, words};
 use crate::sys::readable::{is_readable, text};
@@ -129,11 +132,48 @@ macro_rules! temporary {
 }
 temporary!(tmpfile tmpfile64);
 
-/// Gives a socket an address, which may be a name in a directory.
+type Bind = unsafe extern "C-unwind" fn(c_int, *const sockaddr, socklen_t) -> c_int;
+// SAFETY: `Bind` is the type of `bind` in the C library's manual.
+static BIND: Next<Bind, BehindThis> = unsafe { Next::new(c"bind") };
+
+thread_local! {
+    /// Whether the thread is in the function [`BIND`], which may come back to the hook.
+    static IS_IN_BIND: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Looks up [`BIND`]. To be called when the library is loaded, since the look-up may take the
+/// dynamic linker's lock.
+pub(crate) fn find_bind() {
+    BIND.get();
+}
+
+/// Binds by the next definition, which may be that of another preloaded library: `authbind`, say,
+/// gives a socket an address that the kernel would refuse.
 #[cfg_attr(not(test), unsafe(no_mangle))]
-pub(crate) unsafe extern "C" fn bind(fd: c_int, at: *const sockaddr, len: socklen_t) -> c_int {
+unsafe extern "C-unwind" fn bind(fd: c_int, at: *const sockaddr, len: socklen_t) -> c_int {
+    let Some(next) = BIND.get().filter(|_| !IS_IN_BIND.replace(true)) else {
+        // SAFETY: the caller's arguments.
+        return unsafe { bind_by_kernel(fd, at, len) };
+    };
+    let bound = bound(at, || {
+        // SAFETY: the next function of this type, with the caller's arguments.
+        raw::by_kernel(unsafe { next(fd, at, len) } as isize)
+    });
+    IS_IN_BIND.set(false);
+    bound
+}
+
+/// Binds by the system call.
+///
+/// # Safety
+/// As for `bind`.
+pub(crate) unsafe fn bind_by_kernel(fd: c_int, at: *const sockaddr, len: socklen_t) -> c_int {
     // SAFETY: the caller's arguments go to the kernel as they are.
-    let bind = || unsafe { raw::call(libc::SYS_bind, words![fd, at, len]) };
+    bound(at, || unsafe { raw::call(libc::SYS_bind, words![fd, at, len]) })
+}
+
+/// Gives a socket an address by `bind`. The address may be a name in a directory.
+fn bound(at: *const sockaddr, bind: impl FnOnce() -> isize) -> c_int {
     let family = at.cast::<libc::sa_family_t>();
     let is_there = is_readable(family.cast::<c_void>(), size_of::<libc::sa_family_t>());
     // SAFETY: `is_readable` has checked the family.

@@ -149,7 +149,7 @@ unsafe fn of_descriptors(number: c_long, given: Arguments) -> Option<c_long> {
         libc::SYS_dup => hook!(close::dup(first)),
         libc::SYS_dup3 => hook!(close::dup3(first, second, given.int(2))),
         libc::SYS_fcntl => hook!(close::fcntl64(first, second, given.0[2])),
-        libc::SYS_bind => hook!(names::bind(first, given.pointer(1), given.uint(2))),
+        libc::SYS_bind => hook!(names::bind_by_kernel(first, given.pointer(1), given.uint(2))),
         libc::SYS_sendmsg => hook!(message::sendmsg(first, given.pointer(1), given.int(2))),
         libc::SYS_sendmmsg => {
             hook!(message::sendmmsg(first, given.pointer(1), given.uint(2), given.int(3)))

@@ -4,8 +4,8 @@
 //! 1. The dynamic linker is asked by the C library's own functions, without hooks.
 //! 2. Nothing that may wait is done while the dynamic linker shows its list, under its lock.
 //!
-//! Entry points: [`OfLibraries`] for functions behind hooks, [`hook`] for the hook itself;
-//! [`each`], [`all`], [`is_hooked`].
+//! Entry points: [`OfLibraries`] and [`BehindThis`] for functions behind hooks; [`hook`] for the
+//! hook itself; [`each`], [`all`], [`is_hooked`].
 #![allow(unsafe_code)] // the dynamic linker's answers
 
 use std::ffi::{CStr, CString, c_int, c_void};
@@ -81,6 +81,25 @@ impl Source for OfLibraries {
         // SAFETY: the C library is never unloaded.
         let of_c = c_library().and_then(|library| unsafe { library.exports.function(name) });
         of_c.or_else(|| of_others(name)).unwrap_or(ptr::null_mut())
+    }
+}
+
+/// The source of the first definition behind this library in the order of search, which may be that
+/// of another preloaded library. Such a function may come back to the hook.
+#[derive(Debug)]
+pub(crate) struct BehindThis;
+
+impl Source for BehindThis {
+    fn find(name: &CStr) -> *mut c_void {
+        let (mut is_past, mut found) = (false, None);
+        each(|object| {
+            if is_past && found.is_none() {
+                // SAFETY: the dynamic linker unloads no object while it shows its list.
+                found = object.exports().and_then(|exports| unsafe { exports.function(name) });
+            }
+            is_past |= object.is_own();
+        });
+        found.unwrap_or(ptr::null_mut())
     }
 }
 
