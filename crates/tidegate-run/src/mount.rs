@@ -29,6 +29,12 @@ impl Mount {
         Self::of_path_in(path, &std::fs::read("/proc/self/mountinfo").ok()?)
     }
 
+    /// Returns the major and minor number of the device.
+    pub(crate) fn device_numbers(&self) -> Option<(u32, u32)> {
+        let (major, minor) = self.device.split_once(':')?;
+        Some((major.parse().ok()?, minor.parse().ok()?))
+    }
+
     /// Returns all mounts in the text of `mountinfo`.
     pub(crate) fn all_in(mounts: &[u8]) -> impl Iterator<Item = Self> {
         mounts.split(|byte| *byte == b'\n').filter_map(Self::of_line)

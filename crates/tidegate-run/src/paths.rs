@@ -24,6 +24,8 @@ use tidegate::pool::{Content, Glance, glance};
 use tidegate::size::Size;
 use tidegate::stack::REGISTRY;
 
+use crate::mount::Mount;
+
 /// Directory for the files that processes share and that need no disk.
 const SHARED_MEMORY: &str = "/dev/shm";
 /// Bits of a mode that give rights to users other than the owner.
@@ -357,9 +359,13 @@ pub fn has_open(process: rustix::process::Pid, path: &Path) -> bool {
 /// Returns whether any process of this machine has locked the pool at `path`. Takes no lock.
 #[must_use]
 pub fn is_locked(path: &Path) -> bool {
-    let Ok(pool) = path.metadata() else { return false };
-    let (major, minor) = (rustix::fs::major(pool.dev()), rustix::fs::minor(pool.dev()));
-    let place = format!(" {major:02x}:{minor:02x}:{} ", pool.ino());
+    let Some((pool, device)) = path.canonicalize().ok().and_then(|path| {
+        // On btrfs each subvolume has a number of its own, which the kernel's list does not show.
+        Some((path.metadata().ok()?, Mount::of(&path)?.device_numbers()?))
+    }) else {
+        return false;
+    };
+    let place = format!(" {:02x}:{:02x}:{} ", device.0, device.1, pool.ino());
     let locks = std::fs::read_to_string("/proc/locks").unwrap_or_default();
     locks.lines().any(|line| line.contains("FLOCK") && line.contains(&place))
 }

@@ -14,7 +14,8 @@ use serde_json::Value;
 
 use crate::bed::{Bed, Runner, Small};
 use crate::causes::PRELUDE;
-use crate::support::{ok, succeed, tool};
+use crate::support::{ok, run, succeed, tool};
+use crate::volatile::Disk;
 
 /// How long an answer may take, on whatever machine.
 const TIMEOUT: Duration = Duration::from_secs(60);
@@ -220,4 +221,20 @@ fn expected(round: &str) -> Vec<u8> {
         content[start..start + written.len()].copy_from_slice(&written);
         content
     })
+}
+
+/// The kernel's list of locks has other device numbers than a file's own on btrfs.
+#[test]
+fn a_pool_that_another_process_has_open_is_not_called_unserved() {
+    for kind in ["ext4", "xfs", "btrfs"] {
+        let disk = Disk::make(kind);
+        let pool = disk.mount_point.join("pool");
+        let shown = pool.to_str().unwrap();
+        ok(["create", "--engine=btt", "--size=64M", shown]);
+        let said = || String::from_utf8(run(["snapshot", shown, "copy"]).stderr).unwrap();
+        assert!(said().contains("is not served"), "{kind}: {}", said());
+        let locked = std::fs::File::open(&pool).unwrap();
+        locked.lock().unwrap();
+        assert!(said().contains("open in a process that does not answer"), "{kind}: {}", said());
+    }
 }

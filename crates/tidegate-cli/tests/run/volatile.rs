@@ -27,13 +27,13 @@ fn volatile(scope: &str, program: &[&str]) -> Command {
 }
 
 /// A file system of its own in an image; it is unmounted when dropped.
-struct Disk {
-    mount_point: PathBuf,
+pub(crate) struct Disk {
+    pub(crate) mount_point: PathBuf,
     _dir: TempDir,
 }
 
 impl Disk {
-    fn make(kind: &str) -> Self {
+    pub(crate) fn make(kind: &str) -> Self {
         let dir = directory_in("/var/tmp".into());
         let package = match kind {
             "ext4" => "e2fsprogs",
@@ -335,7 +335,9 @@ fn privileges_are_given_up_only_when_that_is_asked_for() {
 
 #[test]
 fn what_a_program_leaves_behind_is_named() {
-    let output = volatile("all", &["sh", "-c", "sleep 5 >/dev/null 2>&1 & true"]).output().unwrap();
+    // The shell's child is named as the program that it executes once it has done so.
+    let script = "sleep 5 >/dev/null 2>&1 & until grep -q sleep /proc/$!/comm; do :; done";
+    let output = volatile("all", &["sh", "-c", script]).output().unwrap();
     assert!(said(&output).contains("still running") && said(&output).contains("sleep ("));
     let output = volatile("all", &["sh", "-c", "(sleep 0 &); sleep 0.2"]).output().unwrap();
     assert!(!said(&output).contains("still running"), "{}", said(&output));
