@@ -31,6 +31,10 @@ use crate::{ListenAddress, ServeError};
 pub const REQUEST_BYTES_MAX: usize = 64 << 10;
 /// Most bytes of a reply that a client takes.
 const REPLY_BYTES_MAX: usize = 64 << 20;
+/// Successive requests for statistics without an answer after which a server counts as hung. One
+/// may have waited for other clients.
+const SILENCES_MOST: u32 = 2;
+
 /// A request of a client.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "request", rename_all = "snake_case", deny_unknown_fields)]
@@ -287,10 +291,23 @@ pub fn ask_if(
     line.push(b'\n');
     server.write_all(&line)?;
     if request.may_take_long() {
-        server.wait_for_reply()?;
+        wait_for_reply(path, &mut server)?;
     }
     let reply = read_line(&mut server, REPLY_BYTES_MAX)?;
     Ok(Asked::Reply(serde_json::from_slice(&reply)?))
+}
+
+/// Waits for the reply of a request that may take long, as long as the server at `path` answers
+/// other requests.
+fn wait_for_reply(path: &Path, server: &mut Peer) -> io::Result<()> {
+    let mut silences = 0;
+    while !server.has_replied()? {
+        silences = if ask(path, &Request::Stat).is_ok() { 0 } else { silences + 1 };
+        if silences == SILENCES_MOST {
+            return Err(io::Error::new(ErrorKind::TimedOut, "it answers no request"));
+        }
+    }
+    Ok(())
 }
 
 fn not_connected(error: io::Error) -> io::Result<Asked> {

@@ -123,14 +123,19 @@ impl Peer {
         polled.is_ok() && socket[0].revents().contains(PollFlags::HUP)
     }
 
-    /// Waits for the other end without a time limit, then restarts the time of the conversation.
+    /// Waits up to [`TIMEOUT`] for bytes of the other end, or for its end. Returns whether they came,
+    /// and then restarts the time of the conversation.
     ///
     /// # Errors
     /// The system cannot wait.
-    pub(crate) fn wait_for_reply(&mut self) -> io::Result<()> {
-        retry_on_intr(|| poll(&mut [PollFd::new(&self.socket, PollFlags::IN)], None))?;
-        self.restart();
-        Ok(())
+    pub(crate) fn has_replied(&mut self) -> io::Result<bool> {
+        let most = Timespec::try_from(TIMEOUT).map_err(io::Error::other)?;
+        let mut socket = [PollFd::new(&self.socket, PollFlags::IN)];
+        let is_ready = retry_on_intr(|| poll(&mut socket, Some(&most)))? > 0;
+        if is_ready {
+            self.restart();
+        }
+        Ok(is_ready)
     }
 
     /// Reads until `is_whole` is true for the bytes so far, or up to the end of the connection.

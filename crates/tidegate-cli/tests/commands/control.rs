@@ -6,7 +6,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 
-use rustix::process::Signal;
+use rustix::process::{Signal, kill_process};
 use serde_json::Value;
 use tempfile::TempDir;
 
@@ -385,4 +385,25 @@ fn what_is_no_pool_has_no_statistics() {
     assert_eq!(output.status.code(), Some(1), "a directory is no pool");
     let error = refused(&["stat", &scene.text("absent")]);
     assert!(error.contains("absent"), "{error}");
+}
+
+/// A server that a debugger has stopped, say, keeps nobody waiting for ever.
+#[test]
+fn a_server_that_hangs_is_told_by_requests_that_may_take_long() {
+    let scene = Scene::new("btt");
+    let server = scene.serve(&[]);
+    kill_process(server.pid(), Signal::STOP).unwrap();
+    let (pool, copy) = (scene.text("pool"), scene.text("copy"));
+    let requests: [&[&str]; 3] =
+        [&["flush", &pool], &["snapshot", &pool, &copy], &["set", &pool, "mode=wt"]];
+    std::thread::scope(|threads| {
+        for request in requests {
+            threads.spawn(move || {
+                let said = refused(request);
+                assert!(said.contains("does not answer"), "{request:?}: {said}");
+            });
+        }
+    });
+    kill_process(server.pid(), Signal::CONT).unwrap();
+    assert!(server.stop(Signal::TERM).0.success());
 }
