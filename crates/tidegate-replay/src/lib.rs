@@ -8,6 +8,8 @@
 //!
 //! Entry points: [`args::Command`] for `tidegate replay`, `tidegate model` and `tidegate record`.
 
+#![deny(clippy::print_stdout)] // it panics where standard output is closed
+
 pub mod args;
 pub mod error;
 pub mod measured;
@@ -19,6 +21,7 @@ pub mod record;
 pub mod replay;
 pub mod report;
 pub mod scheme;
+mod stdout;
 pub mod time;
 
 pub use tidegate_trace as trace;

@@ -11,6 +11,7 @@ use super::costs::Costs;
 use super::{calibrate, disk, output, page, paper, plan, validate};
 use crate::error::{Error, Result};
 use crate::report;
+use crate::stdout::print;
 
 /// Maximum of cores and jobs, as in the largest machines that exist.
 const MOST_CORES: u32 = 1024;
@@ -121,8 +122,7 @@ impl ModelArgs {
             costs.ssd = disk::measure(dir)?.name;
         }
         costs.write(path)?;
-        println!("{}", costs.lines());
-        Ok(())
+        print(&(costs.lines() + "\n"))
     }
 
     fn check(&self) -> Result<()> {

@@ -16,6 +16,7 @@ use super::costs::Costs;
 use super::plan::Ran;
 use crate::error::{Error, Result};
 use crate::report::{distinct, grid};
+use crate::stdout::print;
 
 /// One item of `rows` in the JSON output: the columns of `tidegate bench`, and the machine.
 #[derive(Debug, Serialize)]
@@ -61,12 +62,11 @@ struct Results<'a> {
 /// The file cannot be written.
 pub(super) fn publish(results: &[Ran], costs: &Costs, json: Option<&Path>) -> Result<()> {
     if json == Some(Path::new("-")) {
-        println!("{}", text(results, costs));
-        return Ok(());
+        return print(&(text(results, costs) + "\n"));
     }
-    println!("Costs of {}, media {}; virtual time\n", costs.name, costs.media);
+    print(&format!("Costs of {}, media {}; virtual time\n\n", costs.name, costs.media))?;
     for table in tables(results) {
-        println!("{table}");
+        print(&format!("{table}\n"))?;
     }
     match json {
         None => Ok(()),

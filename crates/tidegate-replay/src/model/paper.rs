@@ -18,6 +18,7 @@ use super::plan::{self, Ran};
 use crate::error::Result;
 use crate::papers::{self, Check};
 use crate::report::grid;
+use crate::stdout::print;
 
 const CORES: u32 = 36;
 const JOBS: [u32; 6] = [1, 2, 4, 8, 16, 32];
@@ -56,7 +57,7 @@ const INSENSITIVE_PCT: f64 = 5.3;
 pub(super) fn update(path: &Path, seed: u64) -> Result<()> {
     papers::update(path, "model", |_| {
         let section = Figures::run(seed)?.section();
-        print!("{section}");
+        print(&section)?;
         Ok(section)
     })
 }

@@ -16,6 +16,7 @@ use super::calibrate;
 use super::case::{Case, Length};
 use super::plan;
 use crate::error::{Error, Result};
+use crate::stdout::print;
 
 const POLICIES: &str = "btt,transit,transit-no-eager,transit-no-bypass,pmbd,pmbd70,lru,coactive";
 const THREADS: [u32; 2] = [1, 2];
@@ -32,7 +33,7 @@ const TOLERANCE_PCT: f64 = 20.0;
 /// The memory for the measurements cannot be allocated.
 pub(super) fn run(seed: u64) -> Result<()> {
     let costs = calibrate::measure(None)?;
-    println!("{}\n", costs.lines());
+    print(&(costs.lines() + "\n\n"))?;
     let cases = cases(seed);
     let modelled = plan::run(&cases, &costs)?;
     let headers = ["policy", "threads", "measured /s", "from", "to", "modelled /s", "off by %", ""];
@@ -61,9 +62,8 @@ pub(super) fn run(seed: u64) -> Result<()> {
             if is_within { "within" } else { "outside" }.to_owned(),
         ]);
     }
-    println!("{table}");
-    println!("{within} of {} within {TOLERANCE_PCT} %", modelled.len());
-    Ok(())
+    let of = modelled.len();
+    print(&format!("{table}\n{within} of {of} within {TOLERANCE_PCT} %\n"))
 }
 
 fn cases(seed: u64) -> Vec<Case> {

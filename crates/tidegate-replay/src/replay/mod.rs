@@ -14,7 +14,6 @@ mod page;
 mod papers;
 pub mod real;
 
-use std::io::Write;
 use std::path::{Path, PathBuf};
 
 use indicatif::{ProgressBar, ProgressStyle};
@@ -25,6 +24,7 @@ use crate::model::costs::Costs;
 use crate::profile::Profile;
 use crate::report;
 use crate::scheme::{SCHEMES, SchemeEntry, Sizes, scheme};
+use crate::stdout::print;
 use crate::time::{DRAM_BYTES_PER_S, SsdModel};
 use crate::trace::{BadLines, Event, Format, Merged, Op, Trace, merge, open};
 use amount::Amount;
@@ -324,15 +324,6 @@ fn move_bar(bar: &ProgressBar, merged: &Merged) {
     let (read, total) = progress.fold((0, 0), |sum, one| (sum.0 + one.0, sum.1 + one.1));
     bar.set_length(total);
     bar.set_position(read);
-}
-
-fn print(text: &str) -> Result<()> {
-    match std::io::stdout().lock().write_all(text.as_bytes()) {
-        Err(error) if error.kind() != std::io::ErrorKind::BrokenPipe => {
-            Err(Error::io(Path::new("standard output"))(error))
-        }
-        _ => Ok(()),
-    }
 }
 
 #[cfg(test)]
