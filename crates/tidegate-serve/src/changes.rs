@@ -67,7 +67,7 @@ impl Changes {
             *by != client && at.start < bytes.end && bytes.start < at.end
         };
         let must_wait = state.running.iter().any(overlaps);
-        if must_wait {
+        if must_wait && !state.waiting.iter().any(|waiting| Arc::ptr_eq(waiting, wakes)) {
             state.waiting.push(Arc::clone(wakes));
         }
         must_wait

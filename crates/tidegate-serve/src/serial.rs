@@ -123,8 +123,8 @@ impl Peer {
         polled.is_ok() && socket[0].revents().contains(PollFlags::HUP)
     }
 
-    /// Waits up to [`TIMEOUT`] for bytes of the other end, or for its end. Returns whether they came,
-    /// and then restarts the time of the conversation.
+    /// Waits up to [`TIMEOUT`] for bytes of the other end, or for its end. Returns whether they
+    /// came. If so, restarts the time of the conversation.
     ///
     /// # Errors
     /// The system cannot wait.
