@@ -337,7 +337,7 @@ fn a_disk_whose_flush_failed_gets_everything_once_it_works() {
         command.arg("serve").arg(&pool).arg(format!("--nbd=unix:{socket}")).arg(disk.backing());
         let server = Server::spawn(command.stderr(log));
         let mut client = nbd::Client::connect(Path::new(&socket)).unwrap();
-        // From half of a pool on it is cleaned.
+        ok(["set", &pool, "clean-from-pct=50"]);
         (0..BLOCKS).for_each(|lba| behind::write(&mut client, lba, 7));
         let said = || std::fs::read_to_string(text(&dir, "stderr")).unwrap();
         let deadline = Instant::now() + Duration::from_secs(60);

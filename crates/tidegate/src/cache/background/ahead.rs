@@ -13,27 +13,23 @@ use crate::tier::clock::now_ns;
 const JOINED_PAGES_MAX: usize = 512;
 
 impl Cleaners {
-    /// Cleans the pages that the policy of shard `number` names, until a shard needs free slots.
-    /// Returns `false` if the policy named pages and none was cleaned.
+    /// Cleans the pages that the policy of shard `number` names, and those of the next shards that
+    /// are due until they fill a batch, until a shard needs free slots. Returns `false` if policies
+    /// named pages and none was cleaned.
     pub(in crate::cache) fn clean_by_policy(
         &self,
         number: usize,
         scratch: &mut Scratch,
     ) -> Result<bool> {
         let (began_ns, is_busy) = (now_ns(), self.pages.backing.pace.is_busy());
-        let last_request_ns = self.pages.backing.pace.last_request_ns.load(Ordering::Relaxed);
         let mut pages = Vec::new();
-        let mut shard = self.pages.shards.lock(number);
-        let rest_ns = shard.next_to_clean(began_ns, last_request_ns, &mut pages);
-        let joins = shard.cleaner.entry.joins;
-        drop(shard);
-        if joins {
-            self.add_neighbours(&mut pages);
-        }
+        let asked = self.ask_policies(number, began_ns, &mut pages);
         self.add_clusters(&mut pages, usize::MAX);
         let cleaned = self.clean_ahead(&mut pages, scratch);
         let now = now_ns();
-        self.pages.shards.lock(number).cleaner.ask_at_ns = now.saturating_add(rest_ns);
+        for (number, rest_ns) in asked {
+            self.pages.shards.lock(number).cleaner.ask_at_ns = now.saturating_add(rest_ns);
+        }
         let cleaned = cleaned?;
         let bytes = cleaned as u64 * PAGE_BYTES;
         self.pages.backing.pace.batch_ended(
@@ -43,6 +39,29 @@ impl Cleaners {
             is_busy || self.pages.backing.pace.is_busy(),
         );
         Ok(cleaned > 0 || pages.is_empty())
+    }
+
+    /// Adds the pages that the policies of the shards from `first` on name to `pages`, until these
+    /// fill a batch: the backing is flushed once for all. Returns which shards it asked, and how
+    /// long each policy wants to rest.
+    fn ask_policies(&self, first: usize, now_ns: u64, pages: &mut Vec<Found>) -> Vec<(usize, u64)> {
+        let last_request_ns = self.pages.backing.pace.last_request_ns.load(Ordering::Relaxed);
+        let (most, mut asked, mut joins) = (self.batch_pages(), Vec::new(), false);
+        for number in (first..self.pages.shards.count()).chain(0..first) {
+            let mut shard = self.pages.shards.lock(number);
+            if !shard.wants_cleaning(now_ns) {
+                continue;
+            }
+            asked.push((number, shard.next_to_clean(now_ns, last_request_ns, pages)));
+            joins = shard.cleaner.entry.joins;
+            if pages.len() >= most {
+                break;
+            }
+        }
+        if joins {
+            self.add_neighbours(pages);
+        }
+        asked
     }
 
     /// Cleans `pages` in batches until a shard needs free slots, and drops the rest. Returns how

@@ -101,6 +101,13 @@ impl Orders {
         }
     }
 
+    /// Appends up to `n` slots of each class to `out`, those that leave next. The orders stay.
+    pub(in crate::cache) fn coldest(&self, n: usize, out: &mut Vec<u32>) {
+        for order in self.of.iter().flatten() {
+            order.coldest(n, out);
+        }
+    }
+
     /// Decides whether a request of `class` that misses `pages` pages may insert them. With
     /// `is_short`, the only free slots are those that eviction keeps in reserve.
     pub(in crate::cache) fn admission(

@@ -43,4 +43,8 @@ impl Replacement for Lru {
             self.used.move_last(&mut self.links, slot);
         }
     }
+
+    fn coldest(&self, n: usize, out: &mut Vec<u32>) {
+        out.extend(self.used.iter(&self.links).take(n));
+    }
 }

@@ -31,4 +31,8 @@ impl Replacement for Lrw {
     fn victims(&mut self, n: usize, out: &mut Vec<u32>) {
         self.0.victims(n, out);
     }
+
+    fn coldest(&self, n: usize, out: &mut Vec<u32>) {
+        self.0.coldest(n, out);
+    }
 }

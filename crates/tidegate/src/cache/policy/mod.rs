@@ -65,6 +65,10 @@ pub trait Replacement: Send {
     /// because it is dirty or in use, is returned again only after the other slots, so that
     /// repeated calls always make progress.
     fn victims(&mut self, n: usize, out: &mut Vec<u32>);
+
+    /// Appends up to `n` slots to `out`, each once, roughly those that [`victims`](Self::victims)
+    /// would return. The order stays.
+    fn coldest(&self, n: usize, out: &mut Vec<u32>);
 }
 
 /// A replacement policy that users can choose.

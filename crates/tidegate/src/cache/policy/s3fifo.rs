@@ -155,4 +155,16 @@ impl Replacement for S3Fifo {
         self.queue_kept();
         out.extend(std::iter::from_fn(|| self.victim()).take(n));
     }
+
+    /// Takes the slots of each queue that would not move if they came first: of the small queue
+    /// those above its size, then those of the main queue.
+    fn coldest(&self, n: usize, out: &mut Vec<u32>) {
+        let slots_of = |list: &List, uses_max: u32| {
+            let links = &self.links;
+            list.iter(links).filter(move |slot| links.mark(*slot) & USES <= uses_max)
+        };
+        let surplus = (self.small.len() + 1).saturating_sub(self.small_target) as usize;
+        let from_small = slots_of(&self.small, 1).take(surplus);
+        out.extend(from_small.chain(slots_of(&self.main, 0)).take(n));
+    }
 }

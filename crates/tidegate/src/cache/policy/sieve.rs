@@ -2,6 +2,8 @@
 //! from the oldest to the newest one and around. The hand passes over a slot that was used since
 //! its last visit, and evicts one that was not. A use stores one bit and moves nothing.
 
+use std::iter::successors;
+
 use super::Replacement;
 use crate::tier::list::{Links, List};
 
@@ -81,5 +83,13 @@ impl Replacement for Sieve {
             self.links.set_mark(slot, VISITED);
             out.push(slot);
         }
+    }
+
+    /// Follows the hand for one lap, without the slots that it would pass over.
+    fn coldest(&self, n: usize, out: &mut Vec<u32>) {
+        let first = self.hand.or(self.inserted.first());
+        let next = |slot: &u32| self.links.next(*slot).or(self.inserted.first());
+        let lap = successors(first, next).take(self.inserted.len() as usize);
+        out.extend(lap.filter(|slot| self.links.mark(*slot) != VISITED).take(n));
     }
 }

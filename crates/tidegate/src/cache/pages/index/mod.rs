@@ -307,11 +307,15 @@ impl Shard {
             && !self.allocator.is_stuck(found.page)
     }
 
-    /// Tells the policy that `found` could not be cleaned, if it is still dirty.
+    /// Puts `found`, which could not be cleaned, behind all other pages, if it is still dirty.
     pub(in crate::cache) fn put_off(&mut self, found: &Found) {
         let own = self.allocator.slots.own(found.slot);
         if self.stands(found) && self.allocator.slots[own].is(DIRTY) {
-            self.cleaner.put_off(self.allocator.slots.dense(own));
+            let (class, dense) =
+                (self.allocator.slots[own].class(), self.allocator.slots.dense(own));
+            self.cleaner.put_off(dense);
+            self.orders.of(class).remove(dense, found.page);
+            self.orders.of(class).insert(dense, found.page);
         }
     }
 

@@ -13,7 +13,6 @@ use smallvec::SmallVec;
 use super::slot::{BASE, LIVE, LOST_BASE, NONE, Slot};
 use crate::cache::pages::cluster::Sharding;
 use crate::cache::pages::table::Table;
-use crate::cache::policy::cleaning::DirtySlots;
 use crate::cache::store::layout::{UNITS, part_number, part_of};
 
 /// Flag in the number of a part in its shard.
@@ -257,6 +256,11 @@ impl Slots {
     pub(super) fn numbers(&self) -> impl Iterator<Item = u32> {
         let parts = len_of(&self.parts);
         (0..self.whole_count()).chain((0..parts).map(|part| PART | part))
+    }
+
+    /// Returns the slot or part of `page`, which may belong to another shard.
+    pub(super) fn own_of_any(&self, page: u64) -> Option<u32> {
+        if self.sharding.shard_of(page) == self.number as usize { self.own_of(page) } else { None }
     }
 
     /// Returns the slot or part of `page`.
@@ -558,21 +562,5 @@ impl Slots {
     #[cfg(all(test, not(loom)))]
     pub(super) fn bytes(&self) -> usize {
         size_of_val(&*self.whole) + size_of_val(&*self.parts) + self.table.bytes()
-    }
-}
-
-impl DirtySlots for Slots {
-    fn of_page(&self, page: u64) -> Option<u32> {
-        if self.sharding.shard_of(page) != self.number as usize {
-            return None;
-        }
-        let own = self.own_of(page)?;
-        self[own].can_be_cleaned().then(|| self.dense(own))
-    }
-
-    fn from(&self, from: u32, n: usize, out: &mut Vec<u32>) -> u32 {
-        let (found, next) = self.from(from, n, Slot::can_be_cleaned);
-        out.extend(found.into_iter().map(|own| self.dense(own)));
-        next
     }
 }

@@ -3,7 +3,9 @@
 use super::Shard;
 use super::found::Found;
 use super::slot::{BASE, DIRTY, LIVE, RECORD, Slot};
-use crate::cache::policy::cleaning::Load;
+use super::slots::Slots;
+use crate::cache::pages::orders::Orders;
+use crate::cache::policy::cleaning::{DirtySlots, Load};
 use crate::cache::store::layout::UNITS;
 
 impl Shard {
@@ -119,9 +121,37 @@ impl Shard {
         let (dirty_slots, slots) = (self.usage().cleanable(), self.allocator.slot_count().into());
         let load = Load { now_ns, last_request_ns, dirty_slots, slots };
         let mut named = Vec::new();
-        let rest_ns = self.cleaner.policy.next(&load, &self.allocator.slots, &mut named);
+        let dirty = Dirty { slots: &self.allocator.slots, orders: &self.orders };
+        let rest_ns = self.cleaner.policy.next(&load, &dirty, &mut named);
         self.add_found(named, out);
         rest_ns
+    }
+}
+
+/// The dirty pages of a shard that can be cleaned, for its policy of cleaning.
+struct Dirty<'a> {
+    slots: &'a Slots,
+    orders: &'a Orders,
+}
+
+impl DirtySlots for Dirty<'_> {
+    fn of_page(&self, page: u64) -> Option<u32> {
+        let own = self.slots.own_of_any(page)?;
+        self.slots[own].can_be_cleaned().then(|| self.slots.dense(own))
+    }
+
+    fn coldest(&self, n: usize, out: &mut Vec<u32>) {
+        let before = out.len();
+        self.orders.coldest(n, out);
+        let can_be_cleaned = |at: u32| self.slots[self.slots.of_dense(at)].can_be_cleaned();
+        let dirty = out.split_off(before).into_iter().filter(|at| can_be_cleaned(*at));
+        out.extend(dirty);
+    }
+
+    fn from(&self, from: u32, n: usize, out: &mut Vec<u32>) -> u32 {
+        let (found, next) = self.slots.from(from, n, Slot::can_be_cleaned);
+        out.extend(found.into_iter().map(|own| self.slots.dense(own)));
+        next
     }
 }
 

@@ -60,6 +60,9 @@ pub trait DirtySlots {
     /// Returns the slot of `page` if it is dirty.
     fn of_page(&self, page: u64) -> Option<u32>;
 
+    /// Appends the dirty slots among the `n` that come first in the order of eviction to `out`.
+    fn coldest(&self, n: usize, out: &mut Vec<u32>);
+
     /// Appends up to `n` dirty slots from slot number `from` on to `out`. Returns where to go on.
     fn from(&self, from: u32, n: usize, out: &mut Vec<u32>) -> u32;
 }
@@ -108,7 +111,7 @@ pub struct CleaningEntry {
 pub static CLEANINGS: [CleaningEntry; 4] = [
     CleaningEntry {
         name: "watermark",
-        about: "cleans without rest while more than a part of the cache is dirty",
+        about: "cleans what is evicted next while more than a part of the cache is dirty",
         hears: false,
         joins: false,
         specs: watermark::SPECS,
@@ -158,6 +161,8 @@ impl<F: Fn(u64) -> Option<u32>> DirtySlots for ByPage<F> {
     fn of_page(&self, page: u64) -> Option<u32> {
         (self.0)(page)
     }
+
+    fn coldest(&self, _n: usize, _out: &mut Vec<u32>) {}
 
     fn from(&self, from: u32, _n: usize, _out: &mut Vec<u32>) -> u32 {
         from

@@ -43,6 +43,10 @@ impl Replacement for Recency {
             self.order.rotate_left(1);
         }
     }
+
+    fn coldest(&self, n: usize, out: &mut Vec<u32>) {
+        out.extend(self.order.iter().take(n));
+    }
 }
 
 /// SIEVE: the slots from the oldest on, with their visited bits, and the position of the hand.
@@ -92,6 +96,12 @@ impl Replacement for Hand {
             *visited = !*visited;
             self.hand = (self.hand + 1) % self.order.len();
         }
+    }
+
+    fn coldest(&self, n: usize, out: &mut Vec<u32>) {
+        let (newer, older) = (&self.order[self.hand..], &self.order[..self.hand]);
+        let unvisited = newer.iter().chain(older).filter(|it| !it.1);
+        out.extend(unvisited.map(|it| it.0).take(n));
     }
 }
 
@@ -205,6 +215,13 @@ impl Replacement for Queues {
             self.kept = 0;
         }
         out.extend(std::iter::from_fn(|| self.victim()).take(n));
+    }
+
+    fn coldest(&self, n: usize, out: &mut Vec<u32>) {
+        let surplus = (self.small.len() + 1).saturating_sub(self.small_target);
+        let small = self.small.iter().filter(|it| it.1 < 2).take(surplus);
+        let main = self.main.iter().filter(|it| it.1 == 0);
+        out.extend(small.chain(main).map(|it| it.0).take(n));
     }
 }
 
@@ -334,6 +351,12 @@ proptest! {
                 let expected = apply(&mut *model, call, |slot| pages.get(slot));
                 prop_assert_eq!(&found, &expected, "{} after {:?}", entry.name, call);
                 pages.complete(call, &found);
+                let coldest = |of: &dyn Replacement| {
+                    let mut coldest = vec![u32::MAX];
+                    of.coldest(3, &mut coldest);
+                    coldest
+                };
+                prop_assert_eq!(coldest(&*policy), coldest(&*model), "{} after {:?}", entry.name, call);
             }
         }
     }
