@@ -13,7 +13,7 @@ use tidegate::durable;
 use tidegate::log::recover::{LocalFiles, identity_of};
 
 use super::backlog::Known;
-use super::paths::unescaped;
+use super::mount::unescaped;
 
 /// Result of a search for a file.
 #[derive(Debug)]

@@ -4,8 +4,6 @@ use std::ffi::OsString;
 use std::os::unix::ffi::OsStringExt;
 use std::path::{Path, PathBuf};
 
-use super::paths::unescaped;
-
 /// A mount.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Mount {
@@ -69,6 +67,25 @@ impl Mount {
             _ => None,
         }
     }
+}
+
+/// Decodes a field of `/proc/mounts` or `/proc/self/mountinfo`, where blanks and backslashes are
+/// three octal digits behind a backslash.
+pub(crate) fn unescaped(field: &[u8]) -> Vec<u8> {
+    let mut bytes = Vec::with_capacity(field.len());
+    let mut rest = field;
+    while let [first, behind @ ..] = rest {
+        let octal = behind.get(..3).filter(|_| *first == b'\\');
+        let octal = octal.and_then(|digits| std::str::from_utf8(digits).ok());
+        if let Some(byte) = octal.and_then(|digits| u8::from_str_radix(digits, 8).ok()) {
+            bytes.push(byte);
+            rest = &behind[3..];
+        } else {
+            bytes.push(*first);
+            rest = behind;
+        }
+    }
+    bytes
 }
 
 #[cfg(test)]

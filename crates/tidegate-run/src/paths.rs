@@ -24,7 +24,7 @@ use tidegate::pool::{Content, Glance, glance};
 use tidegate::size::Size;
 use tidegate::stack::REGISTRY;
 
-use crate::mount::Mount;
+use crate::mount::{Mount, unescaped};
 
 /// Directory for the files that processes share and that need no disk.
 const SHARED_MEMORY: &str = "/dev/shm";
@@ -72,25 +72,6 @@ fn dax_mount(line: &[u8]) -> Option<PathBuf> {
     let is_mapped = [&b"ext4"[..], b"xfs"].contains(&kind);
     let found = is_mapped && options.split(|byte| *byte == b',').any(is_dax);
     found.then(|| PathBuf::from(std::ffi::OsString::from_vec(unescaped(mount))))
-}
-
-/// Decodes a field of `/proc/mounts` or `/proc/self/mountinfo`, where blanks and backslashes are
-/// three octal digits behind a backslash.
-pub(super) fn unescaped(field: &[u8]) -> Vec<u8> {
-    let mut bytes = Vec::with_capacity(field.len());
-    let mut rest = field;
-    while let [first, behind @ ..] = rest {
-        let octal = behind.get(..3).filter(|_| *first == b'\\');
-        let octal = octal.and_then(|digits| std::str::from_utf8(digits).ok());
-        if let Some(byte) = octal.and_then(|digits| u8::from_str_radix(digits, 8).ok()) {
-            bytes.push(byte);
-            rest = &behind[3..];
-        } else {
-            bytes.push(*first);
-            rest = behind;
-        }
-    }
-    bytes
 }
 
 /// Makes `directory` for this user alone. Checks owner and mode if it exists.

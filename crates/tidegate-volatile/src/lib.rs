@@ -18,12 +18,13 @@
 //! # Map
 //! - the program's calls: `sync`, `write`, `open`, `descriptors`, `exec`, `confined`, `syscall`;
 //! - `place` (whether a file's syncs are answered), `flags` (the flags that were taken off);
-//! - `next` (the C library's functions).
+//! - `next` (the C library's functions), `load` (what is done when the library is loaded).
 
 mod confined;
 mod descriptors;
 mod exec;
 mod flags;
+mod load;
 mod next;
 mod open;
 mod place;

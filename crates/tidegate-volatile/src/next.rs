@@ -7,8 +7,6 @@ use std::ffi::{c_char, c_int, c_uint, c_void};
 use libc::{iovec, off_t, pid_t, ssize_t};
 use tidegate_interpose::{InOrder, Next, raw};
 
-use crate::exec;
-
 /// A NULL-terminated array of strings.
 pub(crate) type Argv = *const *const c_char;
 
@@ -36,16 +34,4 @@ pub(crate) fn call<F: Copy, R: From<i8>>(next: &Next<F, InOrder>, call: impl FnO
     }
     raw::set_errno(libc::ENOSYS);
     R::from(-1)
-}
-
-#[used]
-#[unsafe(link_section = ".init_array")]
-static LOADED: extern "C" fn() = loaded;
-
-extern "C" fn loaded() {
-    resolve();
-    exec::remember();
-    // SAFETY: takes no arguments. It clears the error of a function that an older C library lacks,
-    // so that the program does not see it.
-    unsafe { libc::dlerror() };
 }
