@@ -18,7 +18,7 @@
 //! # Map
 //! - the program's calls: `sync`, `write`, `open`, `descriptors`, `exec`, `confined`, `syscall`;
 //! - `place` (whether a file's syncs are answered), `flags` (the flags that were taken off);
-//! - `next` (the C library's functions), `load` (what is done when the library is loaded).
+//! - `next` (the C library's functions), `load` (looks them up before the program runs).
 
 mod confined;
 mod descriptors;

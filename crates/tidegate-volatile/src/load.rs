@@ -1,4 +1,4 @@
-//! What is done when the library is loaded, before the program runs.
+//! Prepares the hooks when the dynamic linker loads the library, before the program runs.
 #![allow(unsafe_code)] // the dynamic linker's list of functions to call
 
 use crate::{exec, next};
