@@ -29,6 +29,7 @@ pub(super) static FILE: Scheme = Scheme {
     identified_by: "a file by its file system and inode, a disk by what it says of itself or else \
                     by the UUID of what lies on it; not by its path",
     parse,
+    path: |rest| Some(rest.into()),
     open,
 };
 

@@ -20,7 +20,7 @@ mod null;
 mod observe;
 
 use std::fmt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::sync::Arc;
 use std::time::Duration;
@@ -49,6 +49,8 @@ pub struct Scheme {
     pub identified_by: &'static str,
     /// Checks the text after the colon. Returns the text to keep, or the fault.
     parse: fn(&str) -> Result<String, String>,
+    /// Returns the path that has to exist before the backing can be opened, if it needs one.
+    path: fn(&str) -> Option<PathBuf>,
     /// Opens the backing that the first argument names, after `parse` accepted it, and locks other
     /// programs out.
     open: fn(&str, &Opening<'_>) -> Result<OpenBacking, BackingError>,
@@ -158,6 +160,12 @@ impl BackingUrl {
         Ok(backing)
     }
 
+    /// Returns the path that has to exist before the backing can be opened: a file, a disk, or the
+    /// socket of a server. Returns `None` for a backing without a path.
+    pub fn path(&self) -> Option<PathBuf> {
+        (self.scheme.path)(&self.rest)
+    }
+
     /// Parses the URL `text`. Returns the fault as the error.
     fn named(text: &str) -> Result<Self, String> {
         let of_scheme = SCHEMES.iter().find_map(|scheme| {
@@ -245,6 +253,15 @@ mod tests {
             let url: BackingUrl = scheme.example.parse().unwrap();
             assert_eq!(url.scheme.name, scheme.name);
         }
+    }
+
+    #[test]
+    fn the_path_that_a_backing_needs_is_that_of_its_file_or_socket() {
+        let path = |text: &str| text.parse::<BackingUrl>().unwrap().path();
+        assert_eq!(path("/a b"), Some("/a b".into()));
+        assert_eq!(path("delay:20ms,file:///a"), Some("/a".into()));
+        assert_eq!(path("nbd+unix:///x?socket=/run/s%20t"), Some("/run/s t".into()));
+        assert_eq!((path("nbd://host/x"), path("null:1M")), (None, None));
     }
 
     #[test]

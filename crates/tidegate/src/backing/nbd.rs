@@ -39,6 +39,7 @@ pub(super) static TCP: Scheme = Scheme {
     example: "nbd://storage.example:10809/disk?timeout=60s",
     identified_by: IDENTIFIED_BY,
     parse: |rest| NbdScheme::Tcp.options(rest).map(|_| rest.to_owned()),
+    path: |_| None,
     open: |rest, opening| NbdScheme::Tcp.open(rest, opening),
 };
 
@@ -50,6 +51,10 @@ pub(super) static UNIX: Scheme = Scheme {
     example: "nbd+unix:///disk?socket=/run/nbd.sock",
     identified_by: IDENTIFIED_BY,
     parse: |rest| NbdScheme::Unix.options(rest).map(|_| rest.to_owned()),
+    path: |rest| match NbdScheme::Unix.options(rest).ok()?.address {
+        NbdAddress::Unix(path) => Some(path),
+        NbdAddress::Tcp { .. } => None,
+    },
     open: |rest, opening| NbdScheme::Unix.open(rest, opening),
 };
 
