@@ -168,10 +168,11 @@ impl Registry {
             return Err(StackError::NoBackingNeeded { pool: name(&region), engine: engine.name() });
         }
         let failed = |source| StackError::Engine { pool: name(&region), source };
-        expect_space(&region).map_err(failed)?;
         let header = engine.describe(&region).map_err(failed)?;
         let behind = url.as_ref().map(|url| self.open_behind(url, &options, &region));
         let behind = behind.transpose()?;
+        // After the backing: if that cannot be used, the pool's file stays as it is.
+        expect_space(&region).map_err(failed)?;
         let (backing, behind) =
             behind.map_or((None, None), |(it, behind)| (Some(it), Some(behind)));
         let device = backing.as_ref().map(|backing| Arc::clone(&backing.device));
