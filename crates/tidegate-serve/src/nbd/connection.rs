@@ -114,7 +114,7 @@ impl<'a> Connection<'a> {
             output,
             handshake,
             session: None,
-            deadline: now.checked_add(service.limits.handshake_timeout),
+            deadline: None,
             pace: Pace::default(),
             work: Work::new(now),
             stopping: false,
@@ -236,8 +236,13 @@ impl<'a> Connection<'a> {
         Ok(progress)
     }
 
-    /// Handles messages of the handshake up to the first one with an answer.
+    /// Handles messages of the handshake up to the first one with an answer. The time in which a
+    /// client waits for a device to open does not count.
     fn shake_hands(&mut self) -> Result<Progress, Fault> {
+        if !self.stopping {
+            let timeout = self.service.limits.handshake_timeout;
+            self.deadline = self.deadline.or_else(|| Instant::now().checked_add(timeout));
+        }
         while self.session.is_none() && self.output.is_empty() {
             let mut reply = Vec::new();
             let (used, step) = self.handshake.advance(self.input.unread(), &mut reply);
@@ -246,6 +251,11 @@ impl<'a> Connection<'a> {
             match step {
                 Step::NeedInput => return Ok(Progress::NeedInput),
                 Step::Again => {}
+                Step::Wait if self.stopping => return Ok(Progress::Disconnect),
+                Step::Wait => {
+                    self.deadline = None;
+                    return Ok(Progress::Blocked);
+                }
                 Step::StartTls => self.start_tls()?,
                 Step::Transmit(negotiated) => self.start_transmission(&negotiated),
                 Step::Close => return Ok(Progress::Disconnect),

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use parking_lot::RwLock;
 use tidegate::device::{BlockDevice, Geometry};
 
 use super::ServeError;
@@ -65,8 +66,27 @@ impl Export {
     }
 }
 
-/// The exports of a server: at least one, with different names.
-pub(super) struct Exports(Vec<Export>);
+/// The state of an export.
+pub(super) enum State {
+    /// Its device is being opened for the first time: the export's clients wait.
+    Opening,
+    /// Its device is not open.
+    Unavailable,
+    /// Clients use it.
+    Open(Export),
+}
+
+impl State {
+    fn export(&self) -> Option<Export> {
+        match self {
+            Self::Open(export) => Some(export.clone()),
+            Self::Opening | Self::Unavailable => None,
+        }
+    }
+}
+
+/// The exports of a server: at least one, with different names. Devices may open later.
+pub(super) struct Exports(RwLock<Vec<(String, State)>>);
 
 impl Exports {
     /// Checks the exports' names and descriptions.
@@ -74,33 +94,63 @@ impl Exports {
     /// # Errors
     /// [`ServeError::Export`]: no export, two with one name, or a string beyond the protocol's
     /// limits.
-    pub(super) fn new(exports: Vec<Export>) -> Result<Self, ServeError> {
+    pub(super) fn new(exports: Vec<(String, State)>) -> Result<Self, ServeError> {
         if exports.is_empty() {
             return Err(ServeError::Export(
                 "a server needs at least one export; found none".into(),
             ));
         }
-        for (index, export) in exports.iter().enumerate() {
-            check_string("name", &export.name)?;
-            check_string("description", &export.description)?;
-            if exports[..index].iter().any(|other| other.name == export.name) {
-                let name = &export.name;
+        for (index, (name, state)) in exports.iter().enumerate() {
+            check_string("name", name)?;
+            if let State::Open(export) = state {
+                check_string("description", &export.description)?;
+            }
+            if exports[..index].iter().any(|(other, _)| other == name) {
                 return Err(ServeError::Export(format!(
                     "two exports have the name {name:?}; give each its own"
                 )));
             }
         }
-        Ok(Self(exports))
+        Ok(Self(RwLock::new(exports)))
     }
 
-    pub(super) fn iter(&self) -> std::slice::Iter<'_, Export> {
-        self.0.iter()
+    /// Returns the exports that clients can use.
+    pub(super) fn open(&self) -> Vec<Export> {
+        self.0.read().iter().filter_map(|(_, state)| state.export()).collect()
     }
 
-    /// Returns the export called `name`. The empty name means the first export unless one has it.
-    pub(super) fn find(&self, name: &str) -> Option<&Export> {
-        let named = self.0.iter().find(|export| export.name == name);
-        named.or_else(|| self.0.first().filter(|_| name.is_empty()))
+    /// Calls `look` with the state of the export called `name`. The empty name means the first
+    /// export unless one has it: also while that one is not open, since a client must not get
+    /// another device instead.
+    fn look<R>(&self, name: &str, look: impl FnOnce(&State) -> R) -> Option<R> {
+        let exports = self.0.read();
+        let named = exports.iter().find(|(other, _)| other == name);
+        let found = named.or_else(|| exports.first().filter(|_| name.is_empty()));
+        found.map(|(_, state)| look(state))
+    }
+
+    /// Returns the export called `name` if clients can use it.
+    pub(super) fn find(&self, name: &str) -> Option<Export> {
+        self.look(name, State::export)?
+    }
+
+    /// Returns whether the device of export `name` is being opened for the first time.
+    pub(super) fn is_opening(&self, name: &str) -> bool {
+        self.look(name, |state| matches!(state, State::Opening)).unwrap_or(false)
+    }
+
+    /// Changes the state of export `name`.
+    ///
+    /// # Errors
+    /// [`ServeError::Export`] if the server has no export of this name.
+    pub(super) fn set(&self, name: &str, state: State) -> Result<(), ServeError> {
+        let mut exports = self.0.write();
+        let Some((_, found)) = exports.iter_mut().find(|(other, _)| other == name) else {
+            let what = format!("the server has no export with the name {name:?}");
+            return Err(ServeError::Export(what));
+        };
+        *found = state;
+        Ok(())
     }
 }
 

@@ -13,7 +13,7 @@ use tidegate::device::{
 
 use super::Limits;
 use super::buffer::{Input, Output};
-use super::export::{Export, Exports};
+use super::export::{Export, Exports, State};
 use super::handshake::{Handshake, MAX_OPTIONS, Negotiated, Step};
 use super::protocol::{
     CHUNK_HEADER_BYTES, CHUNK_MAGIC, Cursor, SIMPLE_REPLY_BYTES, SIMPLE_REPLY_MAGIC,
@@ -90,7 +90,8 @@ pub fn handshake(mut data: &[u8]) {
 
 fn shake_hands(mode: TlsMode, mut data: &[u8]) -> Option<(Negotiated, &[u8])> {
     let second = Export::new("second", scratch_export(false).device).read_only(true);
-    let exports = Exports::new(vec![scratch_export(false), second]).ok()?;
+    let exports = [scratch_export(false), second].map(|it| (it.name.clone(), State::Open(it)));
+    let exports = Exports::new(exports.into()).ok()?;
     let mut handshake = Handshake::new(Arc::new(exports), 32 << 20, mode);
     let mut steps = 0;
     loop {
@@ -104,7 +105,7 @@ fn shake_hands(mode: TlsMode, mut data: &[u8]) -> Option<(Negotiated, &[u8])> {
             Step::Again => {}
             Step::StartTls => handshake.tls_started(),
             Step::Transmit(negotiated) => return Some((*negotiated, data)),
-            Step::NeedInput | Step::Close | Step::Fault(_) => return None,
+            Step::NeedInput | Step::Wait | Step::Close | Step::Fault(_) => return None,
         }
     }
 }

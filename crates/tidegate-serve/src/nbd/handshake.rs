@@ -31,7 +31,9 @@ type Refusal = (u32, &'static str);
 /// The next step after an option, or its refusal.
 type Handled = Result<Step, Refusal>;
 const MALFORMED: Refusal = (rep::ERR_INVALID, "the option's data is malformed");
-const NO_EXPORT: Refusal = (rep::ERR_UNKNOWN, "no export has this name");
+/// Also the answer while the export's device is not open. The protocol's words for this code are
+/// "the requested export is not available". `ERR_SHUTDOWN` would mean that the whole server ends.
+const NO_EXPORT: Refusal = (rep::ERR_UNKNOWN, "no export of this name is available");
 
 /// The number of bytes used up and the next step, or how the client broke the protocol.
 type Advanced = Result<(usize, Step), String>;
@@ -53,6 +55,9 @@ pub(super) enum Step {
     NeedInput,
     /// A message was handled: call again.
     Again,
+    /// The device of the export that the client asks for is being opened: call again with the same
+    /// bytes once that has ended.
+    Wait,
     /// Send the answer, then start TLS.
     StartTls,
     /// Send the answer, then enter the transmission phase.
@@ -145,6 +150,9 @@ impl Handshake {
         let Some(data) = input.get(OPTION_HEADER_BYTES..used) else {
             return Ok((0, Step::NeedInput));
         };
+        if !self.needs_tls() && self.is_early(option, data) {
+            return Ok((0, Step::Wait));
+        }
         self.options += 1;
         let step = if option == opt::EXPORT_NAME {
             self.export_name(data, has(FLAG_NO_ZEROES), reply)?
@@ -163,6 +171,18 @@ impl Handshake {
         self.skip_bytes = len;
         let refused = Err((rep::ERR_TOO_BIG, "the option's data is too long"));
         Ok((OPTION_HEADER_BYTES, end_answer(option, refused, reply)))
+    }
+
+    /// Returns whether the option asks for an export whose device is being opened.
+    fn is_early(&self, option: u32, data: &[u8]) -> bool {
+        let name = match option {
+            opt::EXPORT_NAME => parse_string(data),
+            opt::INFO | opt::GO | opt::LIST_META_CONTEXT | opt::SET_META_CONTEXT => {
+                Cursor(data).string()
+            }
+            _ => None,
+        };
+        name.is_some_and(|name| self.exports.is_opening(name))
     }
 
     fn needs_tls(&self) -> bool {
@@ -210,7 +230,8 @@ impl Handshake {
             return Err("EXPORT_NAME before TLS, which this server requires".into());
         }
         let Some(export) = parse_string(data).and_then(|name| self.exports.find(name)) else {
-            return Err(format!("no export {:?}", String::from_utf8_lossy(data)));
+            let name = String::from_utf8_lossy(data);
+            return Err(format!("no export {name:?} is available"));
         };
         let size_bytes = export.geometry().size_bytes();
         reply.extend(export_info(size_bytes, export.flags(self.structured)));
@@ -220,18 +241,15 @@ impl Handshake {
         Ok(Step::Transmit(Box::new(self.negotiated(export))))
     }
 
-    fn negotiated(&self, export: &Export) -> Negotiated {
+    fn negotiated(&self, export: Export) -> Negotiated {
         let chosen = self.base_allocation.as_deref().and_then(|name| self.exports.find(name));
-        Negotiated {
-            export: export.clone(),
-            structured: self.structured,
-            base_allocation: chosen.is_some_and(|chosen| chosen.name == export.name),
-        }
+        let base_allocation = chosen.is_some_and(|chosen| chosen.name == export.name);
+        Negotiated { export, structured: self.structured, base_allocation }
     }
 
     fn list(&self, data: &[u8], reply: &mut Vec<u8>) -> Handled {
         expect_no_data(data, "LIST has no data")?;
-        for export in self.exports.iter() {
+        for export in self.exports.open() {
             let name_len = be32(wire_len(export.name.len()));
             let parts = [&name_len[..], export.name.as_bytes(), export.description.as_bytes()];
             option_reply(reply, opt::LIST, rep::SERVER, &parts);
@@ -242,7 +260,7 @@ impl Handshake {
     fn info_or_go(&self, option: u32, data: &[u8], reply: &mut Vec<u8>) -> Handled {
         let (name, wanted) = parse_info(data).ok_or(MALFORMED)?;
         let export = self.exports.find(name).ok_or(NO_EXPORT)?;
-        self.describe(option, export, wanted, reply);
+        self.describe(option, &export, wanted, reply);
         Ok(match option {
             opt::GO => Step::Transmit(Box::new(self.negotiated(export))),
             _ => Step::Again,

@@ -104,13 +104,13 @@ fn field_of(file: &str, name: &str) -> Option<usize> {
 }
 
 impl Limits {
-    /// Checks the limits against `exports`.
+    /// Checks the limits against the blocks of an export, or of none.
     ///
     /// # Errors
     /// [`ServeError::Limit`].
-    pub(super) fn check(&self, exports: &[Export]) -> Result<(), ServeError> {
+    pub(super) fn check(&self, export: Option<&Export>) -> Result<(), ServeError> {
         let most = self.max_request_bytes;
-        let block_bytes = exports.iter().map(|it| it.geometry().block_bytes).max().unwrap_or(0);
+        let block_bytes = export.map_or(0, |export| export.geometry().block_bytes);
         if self.memory_bytes < MEMORY_BYTES_MIN {
             return Err(ServeError::Limit(format!(
                 "memory of {} bytes for all requests: expected at least {MEMORY_BYTES_MIN}",

@@ -35,5 +35,5 @@ mod transport;
 pub use crate::{ListenAddress, LogSink, ServeError, Statistics, StatisticsSource, StopHandle};
 pub use export::Export;
 pub use limits::{Limits, MEMORY_BYTES_MIN};
-pub use server::{Server, ServerBuilder};
+pub use server::{ExportTable, Server, ServerBuilder};
 pub use tls::{Tls, TlsMode};

@@ -20,7 +20,7 @@ use rustix::time::Timespec;
 use tidegate::device::spell::QUIET;
 
 use super::connection::{Connection, Fault};
-use super::export::Exports;
+use super::export::{Exports, State};
 use super::member::Member;
 use super::service::Service;
 use super::session::Mail;
@@ -33,7 +33,6 @@ use crate::budget::Budget;
 use crate::headroom;
 use crate::listen::Listener;
 use crate::log::Log;
-use crate::statistics::RequestCounters;
 
 /// The service, and the connections that are open.
 struct Shared {
@@ -64,7 +63,7 @@ struct Shared {
 /// ```
 #[derive(Default)]
 pub struct ServerBuilder {
-    exports: Vec<Export>,
+    exports: Vec<(String, State)>,
     tls: Option<Tls>,
     limits: Limits,
     log: Option<LogSink>,
@@ -79,7 +78,15 @@ impl ServerBuilder {
     /// Offers an export. Clients that ask for the empty name get the first export.
     #[must_use]
     pub fn export(mut self, export: Export) -> Self {
-        self.exports.push(export);
+        self.exports.push((export.name.clone(), State::Open(export)));
+        self
+    }
+
+    /// Announces an export whose device opens later: its clients wait until the [`ExportTable`]
+    /// tells the outcome.
+    #[must_use]
+    pub fn later(mut self, name: impl Into<String>) -> Self {
+        self.exports.push((name.into(), State::Opening));
         self
     }
 
@@ -109,10 +116,11 @@ impl ServerBuilder {
     /// # Errors
     /// [`ServeError::Export`], [`ServeError::Limit`], [`ServeError::InUse`] or [`ServeError::Io`].
     pub fn bind(self, addresses: &[ListenAddress]) -> Result<Server, ServeError> {
-        self.limits.check(&self.exports)?;
+        self.limits.check(None)?;
         let share = Share::new(&self.limits, self.tls.is_some());
         let leased_bytes = share.leased_bytes(&self.limits)?;
         let exports = Arc::new(Exports::new(self.exports)?);
+        exports.open().iter().try_for_each(|export| self.limits.check(Some(export)))?;
         let listeners = Listener::bind_all(addresses)?;
         let sink = self.log.unwrap_or_else(|| Arc::new(to_standard_error));
         let service = Service {
@@ -150,19 +158,19 @@ impl Server {
 
     /// Returns a source of the server's statistics, which works also while the server runs.
     pub fn statistics(&self) -> StatisticsSource {
-        let exports = self.shared.service.exports.iter();
-        self.statistics_of(exports.map(|export| Arc::clone(&export.counters)).collect())
+        self.exports().statistics()
     }
 
     /// Returns a source of the statistics of export `name`, with connections of the whole server,
     /// or `None` if no export has this name.
     pub fn export_statistics(&self, name: &str) -> Option<StatisticsSource> {
-        let export = self.shared.service.exports.iter().find(|export| export.name == name)?;
-        Some(self.statistics_of(vec![Arc::clone(&export.counters)]))
+        let export = self.shared.service.exports.find(name)?;
+        Some(self.exports().statistics_of(&[export]))
     }
 
-    fn statistics_of(&self, exports: Vec<Arc<RequestCounters>>) -> StatisticsSource {
-        StatisticsSource { connections: Arc::clone(&self.shared.service.counters), exports }
+    /// Returns the exports of the server, whose devices may open while it runs.
+    pub fn exports(&self) -> ExportTable {
+        ExportTable(Arc::clone(&self.shared))
     }
 
     /// Serves until `stop` is signalled. Then closes the sockets and removes their files, and
@@ -175,6 +183,47 @@ impl Server {
         drop(self.listeners);
         self.shared.stop_connections();
         result
+    }
+}
+
+/// The exports of a server, for their owner, also while the server runs and after its end.
+#[derive(Clone)]
+pub struct ExportTable(Arc<Shared>);
+
+impl ExportTable {
+    /// Lets clients use `export`, which was announced.
+    ///
+    /// # Errors
+    /// [`ServeError::Export`] if its name was not announced; [`ServeError::Limit`] if its blocks
+    /// are larger than a request may be.
+    pub fn offer(&self, export: Export) -> Result<(), ServeError> {
+        self.0.service.limits.check(Some(&export))?;
+        self.set(&export.name.clone(), State::Open(export))
+    }
+
+    /// Refuses clients that ask for export `name`, whose device cannot be opened now.
+    ///
+    /// # Errors
+    /// [`ServeError::Export`] if the name was not announced.
+    pub fn refuse(&self, name: &str) -> Result<(), ServeError> {
+        self.set(name, State::Unavailable)
+    }
+
+    fn set(&self, name: &str, state: State) -> Result<(), ServeError> {
+        self.0.service.exports.set(name, state)?;
+        wake_all(&self.0.live.lock());
+        Ok(())
+    }
+
+    /// Returns a source of the statistics of all exports that are open now.
+    pub fn statistics(&self) -> StatisticsSource {
+        self.statistics_of(&self.0.service.exports.open())
+    }
+
+    /// Returns a source of the statistics of `exports`, with connections of the whole server.
+    pub fn statistics_of(&self, exports: &[Export]) -> StatisticsSource {
+        let exports = exports.iter().map(|export| Arc::clone(&export.counters)).collect();
+        StatisticsSource { connections: Arc::clone(&self.0.service.counters), exports }
     }
 }
 
@@ -327,6 +376,13 @@ impl Drop for Registration {
     }
 }
 
+/// Makes the threads of `live` connections look at the state of the server.
+fn wake_all(live: &HashMap<u64, Arc<Member>>) {
+    for member in live.values() {
+        member.mailbox.wake().wake();
+    }
+}
+
 impl Shared {
     /// Returns whether one more connection may be taken. At the limit, tells one whose client does
     /// nothing to give up its place; it ends in a moment.
@@ -344,9 +400,7 @@ impl Shared {
     fn stop_connections(&self) {
         self.service.stopping.store(true, Ordering::Release);
         let mut live = self.live.lock();
-        for member in live.values() {
-            member.mailbox.wake().wake();
-        }
+        wake_all(&live);
         while !live.is_empty() {
             self.one_ended.wait(&mut live);
         }

@@ -8,7 +8,8 @@ use parking_lot::Mutex;
 use tidegate::device::BlockDevice;
 use tidegate::device::memory::MemoryDevice;
 use tidegate_serve::nbd::{
-    Export, Limits, ListenAddress, ServerBuilder, Statistics, StatisticsSource, StopHandle,
+    Export, ExportTable, Limits, ListenAddress, ServerBuilder, Statistics, StatisticsSource,
+    StopHandle,
 };
 
 /// Zeroed memory of `size_bytes` in blocks of 512 bytes.
@@ -22,6 +23,7 @@ pub(crate) struct TestServer {
     pub(crate) stop: StopHandle,
     thread: Option<JoinHandle<()>>,
     statistics: StatisticsSource,
+    pub(crate) exports: ExportTable,
     addresses: Vec<ListenAddress>,
     pub(crate) log: Arc<Mutex<Vec<String>>>,
 }
@@ -53,9 +55,10 @@ impl TestServer {
         let server = builder.bind(&[unix, tcp]).expect("bind");
         let addresses = server.addresses();
         let (stop, statistics) = (StopHandle::new().expect("stop handle"), server.statistics());
+        let exports = server.exports();
         let handle = stop.clone();
         let thread = Some(std::thread::spawn(move || server.run(&handle).expect("run")));
-        Self { dir, stop, thread, statistics, addresses, log }
+        Self { dir, stop, thread, statistics, exports, addresses, log }
     }
 
     pub(crate) fn path(&self) -> PathBuf {

@@ -8,6 +8,7 @@ mod client;
 mod devices;
 mod harness;
 mod hostile;
+mod later;
 mod options;
 mod requests;
 mod stopping;
