@@ -2,21 +2,23 @@
 
 use std::os::fd::BorrowedFd;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
+use serde_json::Map;
 use tidegate::pool::{Content, Glance, glance};
 use tidegate::stack::Stat;
 use tidegate::stats::{Collector, Metric, Reading, Unit};
-use tidegate::tier::Purged;
+use tidegate::tier::{Purged, line};
 use tidegate_serve::control::{Asked, ControlServer, Reply, Request, ask, ask_if};
 use tidegate_serve::metrics::MetricsServer;
-use tidegate_serve::nbd::{ListenAddress, Statistics};
+use tidegate_serve::nbd::{ExportTable, ListenAddress, Statistics};
 
 use tidegate_run::{PoolPaths, has_open, inspect_pool, is_locked, open_pool_file};
 
 use crate::log::{Level, say};
-use crate::served::Served;
+use crate::served::{Device, Devices, Served};
 use crate::snapshot::Made;
 
 /// A metric, and the function that takes it from the statistics.
@@ -25,6 +27,8 @@ type Counted = (Metric, fn(&Statistics) -> u64);
 const fn count(name: &'static str, help: &'static str) -> Metric {
     Metric::counter(name, Unit::Count, help)
 }
+
+const UP: Metric = Metric::gauge("up", Unit::Count, "1 if the device is served, 0 if not");
 
 static CONNECTIONS: [Counted; 4] = [
     (Metric::gauge("connections_open", Unit::Count, "Connections open now"), |it| {
@@ -74,72 +78,96 @@ fn serve_socket(paths: &PoolPaths) -> PathBuf {
     paths.socket().with_extension("serve")
 }
 
-/// Answers control requests for `served` until the servers are dropped, at the socket of its pool,
-/// and at the one in its plan.
+/// Answers control requests for `device` until the server is dropped, at the socket in its plan, if
+/// it has one. While the device is not open, the answers say why.
 ///
 /// # Errors
-/// The server cannot listen at the plan's socket.
-pub(crate) fn listen(served: &Served) -> Result<Vec<ControlServer>> {
-    let start = |path: PathBuf| {
-        let served = served.clone();
+/// The server cannot listen at the socket.
+pub(crate) fn listen(device: &Arc<Device>) -> Result<Option<ControlServer>> {
+    let Some(socket) = device.plan.args.control.clone() else { return Ok(None) };
+    let device = Arc::clone(device);
+    let server = ControlServer::start(&[socket], move |request, client| {
+        replied(match device.served() {
+            Some(served) => answer(&request, &served, client),
+            None => answer_without_pool(&request, &device),
+        })
+    })?;
+    Ok(Some(server))
+}
+
+/// Answers control requests for `served` until the server is dropped, at the socket that commands
+/// find by the pool. Returns `None` if the server cannot listen there; the pool is served all the
+/// same.
+pub(crate) fn listen_by_pool(served: &Served) -> Option<ControlServer> {
+    let of_pool = served.clone();
+    let start = |path| {
         ControlServer::start(&[path], move |request, client| {
-            let failed = |error| Reply::Failed { message: format!("{error:#}") };
-            answer(&request, &served, client).unwrap_or_else(failed)
+            replied(answer(&request, &of_pool, client))
         })
     };
-    let mut servers = Vec::new();
-    if let Some(socket) = &served.plan.args.control {
-        servers.push(start(socket.clone())?);
-    }
     match socket_of(&served.plan.pool).and_then(|path| Ok(start(path)?)) {
-        Ok(server) => servers.push(server),
-        // The pool is served all the same.
+        Ok(server) => Some(server),
         Err(error) => {
             let what = "`tidegate stat` cannot find this server by its pool";
             say(Level::Warning, format_args!("{what}: {error:#}"));
+            None
         }
     }
-    Ok(servers)
 }
 
-/// Shows the metrics of all `served` pools at `address` until the server is dropped.
+fn replied(answer: Result<Reply>) -> Reply {
+    answer.unwrap_or_else(|error| Reply::Failed { message: format!("{error:#}") })
+}
+
+/// Shows the metrics of all `devices` at `address` until the server is dropped.
 ///
 /// # Errors
 /// The server cannot listen there.
-pub(crate) fn show_metrics(address: &ListenAddress, served: &[Served]) -> Result<MetricsServer> {
-    let served = served.to_vec();
-    Ok(MetricsServer::start(address, move || readings(&served))?)
+pub(crate) fn show_metrics(
+    address: &ListenAddress,
+    devices: &Arc<Devices>,
+    exports: &ExportTable,
+) -> Result<MetricsServer> {
+    let (devices, exports) = (Arc::clone(devices), exports.clone());
+    Ok(MetricsServer::start(address, move || readings(devices.all(), &exports))?)
 }
 
-/// Returns the counts of all `served` pools since their resets, labelled with their exports' names.
-fn readings(served: &[Served]) -> Vec<Reading> {
+/// Returns the counts of all `devices` since their resets, labelled with their exports' names.
+fn readings(devices: &[Arc<Device>], exports: &ExportTable) -> Vec<Reading> {
     let mut collector = Collector::default();
-    collector.extend(connections(served));
-    for one in served {
-        let Served { plan, stack, statistics, .. } = one;
-        let mut own = Collector::default();
-        in_front_end(&mut own, "nbd", |it| collect(&REQUESTS, &statistics.snapshot(), it));
-        in_block_device(&mut own, one);
-        stack.metrics(&mut own);
-        let own = stack.since_reset(own.finish());
-        match plan.args.export.as_str() {
+    collector.extend(connections(devices, exports));
+    for device in devices {
+        let own = readings_of(device.served());
+        match device.plan.args.export.as_str() {
             "" => collector.extend(own),
-            name => collector.labelled("export", name, |it| it.extend(own)),
+            name => collector.labelled("export", name, |labelled| labelled.extend(own)),
         }
     }
     collector.finish()
 }
 
-/// Returns the counts of connections; with several pools the whole server's, since its start.
-fn connections(served: &[Served]) -> Vec<Reading> {
-    let Some(first) = served.first() else { return Vec::new() };
+/// Returns the counts of one device, which is down without `served`.
+fn readings_of(served: Option<Served>) -> Vec<Reading> {
+    let mut own = Collector::default();
+    own.add(&UP, u64::from(served.is_some()));
+    let Some(served) = served else { return own.finish() };
+    let found = served.statistics.snapshot();
+    in_front_end(&mut own, "nbd", |own| collect(&REQUESTS, &found, own));
+    in_block_device(&mut own, &served);
+    served.stack.metrics(&mut own);
+    served.stack.since_reset(own.finish())
+}
+
+/// Returns the counts of connections; with several devices the whole server's, since its start.
+fn connections(devices: &[Arc<Device>], exports: &ExportTable) -> Vec<Reading> {
     let mut collector = Collector::default();
-    in_front_end(&mut collector, "nbd", |it| {
-        collect(&CONNECTIONS, &first.statistics.snapshot(), it);
-    });
-    match served {
-        [only] => only.stack.since_reset(collector.finish()),
-        _ => collector.finish(),
+    let found = exports.statistics().snapshot();
+    in_front_end(&mut collector, "nbd", |all| collect(&CONNECTIONS, &found, all));
+    let readings = collector.finish();
+    let only = if let [only] = devices { only.served() } else { None };
+    match only {
+        Some(only) => only.stack.since_reset(readings),
+        None => readings,
     }
 }
 
@@ -155,8 +183,8 @@ fn in_front_end(
 
 /// Adds the counts of the block device, if the pool has one.
 fn in_block_device(collector: &mut Collector, served: &Served) {
-    if let Some(statistics) = &served.ublk {
-        let found = statistics.snapshot();
+    if let Some(device) = &served.block_device {
+        let found = device.statistics.snapshot();
         in_front_end(collector, "ublk", |collector| collect(&REQUESTS, &found, collector));
     }
 }
@@ -164,8 +192,8 @@ fn in_block_device(collector: &mut Collector, served: &Served) {
 fn answer(request: &Request, served: &Served, client: BorrowedFd<'_>) -> Result<Reply> {
     let Served { stack, .. } = served;
     Ok(match request {
-        Request::Stat => Reply::Stat { stat: Box::new(stack.stat(front_end(served))) },
-        Request::Reset => Reply::Stat { stat: Box::new(stack.reset(front_end(served))) },
+        Request::Stat => up(stack.stat(front_end(served))),
+        Request::Reset => up(stack.reset(front_end(served))),
         Request::Set { settings } => {
             stack.set(&borrowed(settings))?;
             Reply::Set
@@ -187,6 +215,38 @@ fn answer(request: &Request, served: &Served, client: BorrowedFd<'_>) -> Result<
             Reply::Snapshot { bytes, held_ns, backing }
         }
     })
+}
+
+/// Returns the statistics of a device that is served.
+fn up(mut stat: Stat) -> Reply {
+    stat.description.insert("state".into(), "up".into());
+    Reply::Stat { stat: Box::new(stat) }
+}
+
+/// Answers for a device that is not open.
+fn answer_without_pool(request: &Request, device: &Device) -> Result<Reply> {
+    let (pool, cause) = (device.plan.pool.display(), device.cause());
+    match (request, cause) {
+        (Request::Stat, cause) => {
+            Ok(Reply::Stat { stat: Box::new(stat_without_pool(device, cause)) })
+        }
+        (_, Some(cause)) => bail!("{pool} is not served: {cause}"),
+        (_, None) => bail!("{pool} is being opened: try again once it is served"),
+    }
+}
+
+fn stat_without_pool(device: &Device, cause: Option<String>) -> Stat {
+    let pool = device.plan.pool.display().to_string();
+    let state = if cause.is_some() { "down" } else { "opening" };
+    let shown =
+        [Some(state), cause.as_deref()].into_iter().flatten().collect::<Vec<_>>().join(": ");
+    let lines = vec![line("pool", &pool), line("state", shown)];
+    let mut description = Map::new();
+    description.insert("pool".into(), pool.into());
+    description.insert("state".into(), state.into());
+    description.extend(cause.map(|cause| ("cause".into(), cause.into())));
+    let (tiers, settings, metrics) = Default::default();
+    Stat { live: false, description, tiers, settings, metrics, lines }
 }
 
 /// Returns a function that adds the counts of the front end.

@@ -13,7 +13,7 @@ use tidegate::dram::Policy;
 use tidegate::size::Size;
 
 use crate::log::{self, Level, say};
-use crate::served::Served;
+use crate::served::{Devices, Served};
 
 /// Time that a server has after a second signal.
 const AFTER_SECOND: Duration = Duration::from_secs(5);
@@ -36,13 +36,20 @@ struct State {
     /// `None` before the first signal.
     at: Option<Instant>,
     is_met: bool,
-    /// Empty while pools are being opened.
-    served: Vec<Served>,
+    devices: Option<Arc<Devices>>,
+}
+
+impl State {
+    /// Returns the pools that are open.
+    fn served(&self) -> Vec<Served> {
+        self.devices.as_ref().map_or_else(Vec::new, |devices| devices.served())
+    }
 }
 
 impl Deadline {
     /// Starts a thread that ends the process `timeout` after the first signal, or sooner after a
-    /// second one, and logs the pending data of the pools that are [served](Self::serves).
+    /// second one, and logs the pending data of the pools that are open among its
+    /// [devices](Self::serves).
     ///
     /// # Errors
     /// The system refuses a thread.
@@ -60,9 +67,9 @@ impl Deadline {
         Ok(deadline)
     }
 
-    /// Notes that the pools are open.
-    pub(crate) fn serves(&self, served: &[Served]) {
-        self.state.lock().served = served.to_vec();
+    /// Notes the devices of the server.
+    pub(crate) fn serves(&self, devices: &Arc<Devices>) {
+        self.state.lock().devices = Some(Arc::clone(devices));
     }
 
     /// Notes a signal that stops the server.
@@ -72,7 +79,7 @@ impl Deadline {
         let now = Instant::now();
         let until = now + limit;
         if state.began.is_none() {
-            state.served.iter().for_each(save);
+            state.served().iter().for_each(save);
         }
         state.began.get_or_insert(now);
         state.at = Some(state.at.map_or(until, |at| at.min(until)));
@@ -83,10 +90,10 @@ impl Deadline {
     pub(crate) fn meet(&self) {
         let mut state = self.state.lock();
         state.is_met = true;
-        let served = std::mem::take(&mut state.served);
+        let devices = state.devices.take();
         drop(state);
         self.changed.notify_all();
-        drop(served);
+        drop(devices);
     }
 
     /// Waits for the deadline. Returns the time since the first signal and the pools, or `None` if
@@ -99,7 +106,7 @@ impl Deadline {
                 continue;
             };
             if Instant::now() >= at {
-                return Some((began.elapsed(), std::mem::take(&mut state.served)));
+                return Some((began.elapsed(), state.served()));
             }
             self.changed.wait_until(&mut state, at);
         }

@@ -3,6 +3,7 @@
 //! Exit status: 0 done; 1 the command failed, or `check` found damage; 2 wrong usage. Every error
 //! is one line on standard error.
 
+mod appearance;
 mod args;
 mod commands;
 mod config;
@@ -10,6 +11,7 @@ mod control;
 mod deadline;
 mod log;
 mod notify;
+mod opening;
 mod output;
 mod plan;
 mod pool;

@@ -22,6 +22,9 @@ pub(crate) struct ServePlan {
     /// The longest time of a stop.
     pub(crate) stop_timeout: Duration,
     pub(crate) devices: Vec<DevicePlan>,
+    /// Devices that cannot be opened are tried again, and others are served meanwhile. Otherwise
+    /// the failure ends the server.
+    pub(crate) tries_again: bool,
 }
 
 /// A pool, with the tiers before it, the backing behind it, and its export.
@@ -30,7 +33,7 @@ pub(crate) struct DevicePlan {
     pub(crate) pool: PathBuf,
     pub(crate) args: DeviceArgs,
     pub(crate) memory: MemoryArgs,
-    /// The position in the configuration file, for errors.
+    /// The device's name and position in the configuration file, for errors.
     pub(crate) origin: Option<String>,
 }
 
@@ -67,6 +70,7 @@ impl ServePlan {
             log_level: args.log.log_level,
             stop_timeout: Duration::from_secs(args.limits.stop_timeout.into()),
             devices: vec![DevicePlan { pool, args: device, memory, origin: None }],
+            tries_again: false,
         })
     }
 }

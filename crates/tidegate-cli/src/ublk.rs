@@ -16,7 +16,7 @@ use tidegate_serve::ublk::{Options, Rest, Ublk, prepare_threads};
 use crate::args::DeviceArgs;
 use crate::log::{Level, say, say_of};
 use crate::plan::DevicePlan;
-use crate::served::Served;
+use crate::served::{BlockDeviceOfPool, Served};
 
 /// A block device, and the pool that it serves.
 pub(crate) struct Attached {
@@ -53,30 +53,32 @@ fn survives_a_kill(args: &DeviceArgs) -> bool {
     args.dram.policy == Policy::None && !args.atomic_flush
 }
 
-/// Makes block devices of those of `served` that are to have one, and notes their statistics there.
-/// `devices` are what their clients reach.
+/// Checks that this process can make a block device, if the pool of `args` is to be one.
 ///
 /// # Errors
-/// The kernel has no usable ublk driver, or a device cannot be made or taken up.
-pub(crate) fn attach_all(
-    served: &mut [Served],
-    devices: &[Arc<dyn BlockDevice>],
-    stop: &StopHandle,
-) -> Result<Vec<Attached>> {
-    let wanted = served.iter_mut().zip(devices).filter(|(one, _)| one.plan.args.ublk.is_some());
-    let attached = wanted.map(|(one, device)| {
-        let attached = attach(one, device, stop)?;
-        one.ublk = Some(attached.device.statistics());
-        Ok(attached)
-    });
-    attached.collect()
+/// The kernel has no usable ublk driver.
+pub(crate) fn expect_driver(args: &DeviceArgs) -> Result<()> {
+    if args.ublk.is_some() {
+        tidegate_serve::ublk::expect_driver()?;
+    }
+    Ok(())
 }
 
-fn attach(one: &Served, device: &Arc<dyn BlockDevice>, stop: &StopHandle) -> Result<Attached> {
+/// Makes a block device of `one`, if it is to have one, and notes the block device there. Its users
+/// reach `device`.
+///
+/// # Errors
+/// The kernel has no usable ublk driver, or the device cannot be made or taken up.
+pub(crate) fn attach(
+    one: &mut Served,
+    device: &Arc<dyn BlockDevice>,
+    stop: &StopHandle,
+) -> Result<Option<Attached>> {
     let plan = Arc::clone(&one.plan);
+    let Some(number) = plan.args.ublk else { return Ok(None) };
     let export = Some(plan.args.export.clone()).filter(|name| !name.is_empty());
     let options = Options {
-        number: plan.args.ublk.flatten(),
+        number,
         identity: identity_of(&one.file, one.stack.description())?,
         recovers: survives_a_kill(&plan.args),
         read_only: plan.args.read_only,
@@ -85,26 +87,19 @@ fn attach(one: &Served, device: &Arc<dyn BlockDevice>, stop: &StopHandle) -> Res
     let pool = plan.pool.display();
     let device = Ublk::start(device, &options, stop)
         .with_context(|| format!("{pool} cannot be a block device"))?;
-    Ok(Attached { device, plan })
-}
-
-impl Attached {
-    /// Returns the block device.
-    pub(crate) fn device(&self) -> &Ublk {
-        &self.device
-    }
-
-    /// Returns whether this is the device of `one`.
-    pub(crate) fn is_of(&self, one: &Served) -> bool {
-        Arc::ptr_eq(&self.plan, &one.plan)
-    }
+    one.block_device = Some(BlockDeviceOfPool {
+        path: device.path(),
+        is_taken_up: device.is_taken_up(),
+        statistics: device.statistics(),
+    });
+    Ok(Some(Attached { device, plan }))
 }
 
 /// Stops all block devices, and tells what is left of those that are in use.
 ///
 /// # Errors
 /// The first device that cannot be stopped; the others are stopped nevertheless.
-pub(crate) fn stop_all(attached: Vec<Attached>) -> Result<()> {
+pub(crate) fn stop_all(attached: impl Iterator<Item = Attached>) -> Result<()> {
     let mut first = Ok(());
     for Attached { device, plan } in attached {
         let path = device.path();

@@ -59,7 +59,7 @@ impl Worker {
     }
 
     /// Asks the thread to end without waiting for its end.
-    pub(crate) fn abandon(&mut self) {
+    pub fn abandon(&mut self) {
         self.stop.stop();
         self.thread = None;
     }

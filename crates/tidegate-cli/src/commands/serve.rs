@@ -9,38 +9,33 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
-use tidegate::device::BlockDevice;
-use tidegate::device::delay::Delays;
-use tidegate::device::gate::Gate;
-use tidegate::device::watch::{Notices, Watch};
-use tidegate::pmem::RegionOptions;
 use tidegate::size::Size;
-use tidegate::stack::{REGISTRY, Stack, StackOptions};
-use tidegate_run::open_pool_file;
 use tidegate_serve::Worker;
 use tidegate_serve::control::ControlServer;
 use tidegate_serve::metrics::MetricsServer;
 use tidegate_serve::nbd::{
-    Export, ListenAddress, Server, ServerBuilder, Statistics, StopHandle, Tls, TlsMode,
+    ListenAddress, Server, ServerBuilder, Statistics, StopHandle, Tls, TlsMode,
 };
 
-use crate::args::{DeviceArgs, ServeArgs};
+use crate::args::ServeArgs;
 use crate::deadline::Deadline;
-use crate::log::{self, Level, say, say_of};
-use crate::notify::notify;
+use crate::log::{self, Level, say};
+use crate::opening::Opener;
 use crate::output::{field, line, one_line, print_lines};
 use crate::plan::{DevicePlan, ServePlan, TlsFiles};
-use crate::pool::map_to_resize;
-use crate::removed::{self, Watched};
-use crate::served::Served;
-use crate::ublk::Attached;
+use crate::served::{BlockDeviceOfPool, Devices, Served};
 use crate::{config, control, signals, ublk, waits};
+
+/// Time in which each device is opened, or fails, before the server says that it is ready.
+const FIRST_ATTEMPTS: Duration = Duration::from_secs(10);
+/// Time of a stop for attempts to open devices to end.
+const LAST_ATTEMPTS: Duration = Duration::from_secs(2);
 
 /// Runs the command until a signal ends it.
 ///
 /// # Errors
-/// The arguments contradict each other; a pool or a DRAM tier cannot be opened, the server cannot
-/// listen at an address, or a tier cannot be drained.
+/// The arguments contradict each other; without a configuration file, a pool or a DRAM tier cannot
+/// be opened; the server cannot listen at an address, or a tier cannot be drained.
 pub(crate) fn run(args: &ServeArgs) -> Result<()> {
     let plan = match &args.config {
         Some(file) => config::read(file)?,
@@ -68,103 +63,85 @@ fn serve_until(
     deadline: &Deadline,
 ) -> Result<()> {
     ublk::prepare(&plan.devices);
-    let mut unused = open_all(&plan.devices)?;
-    let stacks = unused.0.clone();
-    let gates: Vec<_> = stacks.iter().map(|stack| Arc::new(Gate::new(stack.top()))).collect();
-    let exports: Vec<_> = plan.devices.iter().zip(&gates).map(watched).collect();
-    let server = bind(&plan, &exports, tls)?;
-    let devices = plan.devices.into_iter().zip(stacks.into_iter().zip(gates));
-    let served = devices.map(|(device, (stack, gate))| served(device, stack, gate, &server, stop));
-    let mut served = served.collect::<Result<Vec<_>>>()?;
-    deadline.serves(&served);
-    let attached = ublk::attach_all(&mut served, &exports, stop)?;
-    let control = served.iter().map(control::listen).collect::<Result<Vec<_>>>()?;
-    let show = |address| control::show_metrics(address, &served);
+    // All sockets first: if an address is in use, no pool has changed.
+    let server = bind(&plan, tls)?;
+    let (addresses, exports) = (server.addresses(), server.exports());
+    let devices = Devices::new(plan.devices)?;
+    let control = devices.all().iter().map(control::listen).collect::<Result<Vec<_>>>()?;
+    let show = |address| control::show_metrics(address, &devices, &exports);
     let metrics = plan.metrics.as_ref().map(show).transpose()?;
-    let removals = watch_files(&served);
+    deadline.serves(&devices);
     let waits = waits::watch()?;
-    let listening = (&server.addresses()[..], &attached[..]);
-    announce(&served, listening, metrics.as_ref(), plan.tls.as_ref())?;
+    let opener = Opener::new(&exports, &devices, stop);
+    let openers = if plan.tries_again { opener.start()? } else { opener.open_all()? };
     let started = Instant::now();
-    let of_devices = attached.iter().map(|one| one.device().statistics());
-    let statistics = server.statistics().with(of_devices);
-    unused.0.clear();
-    let run = server.run(stop);
-    let detached = ublk::stop_all(attached);
+    let announce = || {
+        devices.await_attempts(FIRST_ATTEMPTS, Some(stop));
+        announce(&devices, &addresses, metrics.as_ref(), plan.tls.as_ref())
+    };
+    let run = run_server(server, stop, announce);
+    end_openers(&devices, openers);
+    let served = devices.served();
+    let mut ends: Vec<_> = devices.all().iter().map(|device| device.take_ends()).collect();
+    let detached = ublk::stop_all(ends.iter_mut().filter_map(|ends| ends.attached.take()));
     // From now on no request changes a pool while its tiers are drained.
-    end_control(&served, control);
-    drop((metrics, removals));
+    for ((device, control), ends) in devices.all().iter().zip(control).zip(ends) {
+        end_control(&device.plan, control.into_iter().chain(ends.control));
+        drop(ends.removals);
+    }
+    drop(metrics);
     let closed = close_all(&served);
     drop(waits);
-    let printed = print_end(&served, &statistics.snapshot(), started.elapsed());
+    let of_devices = served.iter().filter_map(|one| one.block_device.clone());
+    let statistics = exports.statistics().with(of_devices.map(|device| device.statistics));
+    let printed =
+        print_end(devices.all().len(), &served, &statistics.snapshot(), started.elapsed());
     // Standard output may take no bytes, so the summary is within the deadline.
     deadline.meet();
     // The data comes first: a failure to print must not hide what was not written back.
-    first_failure([closed, run.map_err(Into::into), detached, printed.map_err(Into::into)])
+    first_failure([closed, run, detached, printed.map_err(Into::into)])
 }
 
-/// Stacks that no client has used yet. Dropping it releases their backings, so that a start that
-/// fails keeps no other pool from them.
-struct Unused(Vec<Arc<Stack>>);
-
-impl Drop for Unused {
-    fn drop(&mut self) {
-        // The mark of a backing that fails stays; the failure of the start is returned.
-        self.0.iter().for_each(|stack| drop(stack.release_unused()));
-    }
+/// Runs `server` until `stop` is signalled, and `announce` beside it: clients of devices that are
+/// open do not wait for others. A failure of either ends both.
+fn run_server(
+    server: Server,
+    stop: &StopHandle,
+    announce: impl FnOnce() -> io::Result<()>,
+) -> Result<()> {
+    std::thread::scope(|scope| {
+        let run = || server.run(stop).inspect_err(|_| stop.stop());
+        let running = std::thread::Builder::new().name("nbd-server".into());
+        let running = running.spawn_scoped(scope, run).context("cannot start a thread")?;
+        let announced = announce().inspect_err(|_| stop.stop());
+        let run = running.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+        first_failure([run.map_err(Into::into), announced.map_err(Into::into)])
+    })
 }
 
-/// Opens the pools of `devices`, and sets their modes before the first client connects.
-fn open_all(devices: &[DevicePlan]) -> Result<Unused> {
-    let mut unused = Unused(Vec::new());
-    for device in devices {
-        unused.0.push(of_device(device, open(device))?);
-    }
-    for (device, stack) in devices.iter().zip(&unused.0) {
-        of_device(device, set_mode(device, stack))?;
-    }
-    Ok(unused)
-}
-
-/// Adds the position of `device` in the configuration file to an error.
-fn of_device<T>(device: &DevicePlan, result: Result<T>) -> Result<T> {
-    match &device.origin {
-        Some(origin) => result.with_context(|| origin.clone()),
-        None => result,
-    }
-}
-
-fn set_mode(device: &DevicePlan, stack: &Stack) -> Result<()> {
-    let Some(mode) = &device.args.mode else { return Ok(()) };
-    let pool = device.pool.display();
-    stack.set(&[("mode", mode)]).with_context(|| format!("{pool} cannot be served with --mode"))
-}
-
-/// Opens the pool of `device`, with the tiers before it and the backing behind it.
-fn open(device: &DevicePlan) -> Result<Arc<Stack>> {
-    let DevicePlan { pool, args, memory, .. } = device;
-    let memory = RegionOptions { read_only: args.read_only, ..memory.region_options() };
-    let region = Arc::new(map_to_resize(pool, memory)?);
-    let stack = REGISTRY.open(StackOptions {
-        backing: args.backing.clone(),
-        force: args.force,
-        atomic_flush: args.atomic_flush,
-        keep_dirty: args.keep_dirty,
-        needs_modes: args.mode.is_some(),
-        dram: args.dram,
-        delays: args.delay_us.map(|us| Delays::of_each(us.saturating_mul(1000))),
-        notices: Some(notices(device)),
-        ..StackOptions::alone(region, pool.clone())
-    })?;
-    Ok(Arc::new(stack))
-}
-
-/// Ends the control sockets, without waiting for requests that destage a pool with `--keep-dirty`.
-fn end_control(served: &[Served], control: Vec<Vec<ControlServer>>) {
-    for (one, servers) in served.iter().zip(control) {
-        if one.plan.args.keep_dirty {
-            servers.into_iter().for_each(ControlServer::abandon);
+/// Ends the threads that open devices. A backing that does not answer may hold one of them for
+/// long: the process ends without that one, as if it were killed before the device was open.
+fn end_openers(devices: &Devices, openers: Vec<Worker>) {
+    devices.await_attempts(LAST_ATTEMPTS, None);
+    for (device, mut opener) in devices.all().iter().zip(openers) {
+        if device.is_opening() {
+            let pool = device.plan.pool.display();
+            say(
+                Level::Warning,
+                format_args!("{pool} is still being opened: the stop does not wait for that"),
+            );
+            opener.abandon();
         }
+    }
+}
+
+/// Ends the control sockets of a device, without waiting for requests that destage a pool with
+/// `--keep-dirty`.
+fn end_control(plan: &DevicePlan, servers: impl Iterator<Item = ControlServer>) {
+    if plan.args.keep_dirty {
+        servers.for_each(ControlServer::abandon);
+    } else {
+        servers.for_each(drop);
     }
 }
 
@@ -201,67 +178,17 @@ fn first_failure(results: impl IntoIterator<Item = Result<()>>) -> Result<()> {
     first
 }
 
-/// Returns what clients of a device reach: its gate, which holds changes back while the device is
-/// copied, with failures logged.
-fn watched((device, gate): (&DevicePlan, &Arc<Gate>)) -> Arc<dyn BlockDevice> {
-    let gate: Arc<dyn BlockDevice> = Arc::<Gate>::clone(gate);
-    Arc::new(Watch::new(gate, "export", notices(device)))
-}
-
-/// Offers each device over NBD.
-fn bind(plan: &ServePlan, exports: &[Arc<dyn BlockDevice>], tls: Option<Tls>) -> Result<Server> {
+/// Listens for clients, and announces the exports of all devices.
+fn bind(plan: &ServePlan, tls: Option<Tls>) -> Result<Server> {
     let complain = |line: &str| say(Level::Warning, line);
     let mut builder = ServerBuilder::new().limits(plan.limits.clone()).log(Arc::new(complain));
-    for (device, watched) in plan.devices.iter().zip(exports) {
-        let DeviceArgs { export, read_only, .. } = &device.args;
-        let export = Export::new(export.clone(), Arc::clone(watched)).read_only(*read_only);
-        builder = builder.export(export);
+    for device in &plan.devices {
+        builder = builder.later(&device.args.export);
     }
     if let Some(tls) = tls {
         builder = builder.tls(tls);
     }
     Ok(builder.bind(&plan.nbd)?)
-}
-
-fn served(
-    plan: DevicePlan,
-    stack: Arc<Stack>,
-    gate: Arc<Gate>,
-    server: &Server,
-    stop: &StopHandle,
-) -> Result<Served> {
-    let file = open_pool_file(&plan.pool)?;
-    let statistics = server.export_statistics(&plan.args.export);
-    let statistics = statistics.unwrap_or_else(|| server.statistics());
-    let (plan, file, stop) = (Arc::new(plan), Arc::new(file), stop.clone());
-    Ok(Served { plan, file, stack, gate, stop, statistics, ublk: None })
-}
-
-/// Starts a thread that logs when the file of a pool or of a backing is removed. Returns `None` if
-/// the files cannot be watched; the server runs all the same.
-fn watch_files(served: &[Served]) -> Option<Worker> {
-    let files = served.iter().flat_map(|one| {
-        let pool = format!("the pool {}", one.plan.pool.display());
-        let pool = one.file.try_clone().ok().map(|file| (pool, file));
-        let backing = &one.stack.description().backing;
-        let backing = backing.as_ref().map(|url| format!("the backing {url}"));
-        let backing = backing.zip(one.stack.backing_file().ok().flatten());
-        let watched = |(name, file)| Watched::new(name, file, notices(&one.plan));
-        [pool, backing].into_iter().flatten().filter_map(watched).collect::<Vec<_>>()
-    });
-    match removed::watch(files.collect()) {
-        Ok(watch) => Some(watch),
-        Err(error) => {
-            say(Level::Warning, format_args!("nothing will tell if a pool is removed: {error:#}"));
-            None
-        }
-    }
-}
-
-/// Returns a listener that logs a device's failures when they begin, not only in answers.
-fn notices(device: &DevicePlan) -> Notices {
-    let name = Some(device.args.export.clone()).filter(|name| !name.is_empty());
-    Arc::new(move |line| say_of(name.as_deref(), Level::Warning, line))
 }
 
 fn tls(files: &TlsFiles) -> Result<Tls> {
@@ -304,41 +231,39 @@ fn warn_of_readers(key: &Path) {
     }
 }
 
-/// Prints the devices and the server's addresses; `ready` is the last line.
+/// Prints the devices that are served and the server's addresses; `ready` is the last line.
 fn announce(
-    served: &[Served],
-    (addresses, attached): (&[ListenAddress], &[Attached]),
+    devices: &Devices,
+    addresses: &[ListenAddress],
     metrics: Option<&MetricsServer>,
     tls: Option<&TlsFiles>,
 ) -> io::Result<()> {
-    for one in served {
-        name_if_several(served, one)?;
+    let served = devices.served();
+    for one in &served {
+        name_if_several(devices.all().len(), one)?;
         print_lines(&one.stack.lines())?;
         if let Some(socket) = &one.plan.args.control {
             field("control", format_args!("unix:{}", socket.display()))?;
         }
-        attached.iter().find(|attached| attached.is_of(one)).map_or(Ok(()), announce_device)?;
+        one.block_device.as_ref().map_or(Ok(()), announce_device)?;
     }
     if let Some(metrics) = metrics {
         field("metrics", metrics.address())?;
     }
     for address in addresses {
-        announce_address(address, served, tls)?;
+        announce_address(address, &served, tls)?;
     }
     line("ready")?;
-    let devices = served.len();
-    let plural = if devices == 1 { "" } else { "s" };
-    notify(&format!("READY=1\nSTATUS=serving {devices} device{plural}"));
+    devices.announce();
     Ok(())
 }
 
-fn announce_device(attached: &Attached) -> io::Result<()> {
-    let device = attached.device();
-    let path = device.path();
-    if device.is_taken_up() {
-        return field("ublk", format_args!("{}, taken up from the last server", path.display()));
+fn announce_device(device: &BlockDeviceOfPool) -> io::Result<()> {
+    let path = device.path.display();
+    if device.is_taken_up {
+        return field("ublk", format_args!("{path}, taken up from the last server"));
     }
-    field("ublk", path.display())
+    field("ublk", path)
 }
 
 fn announce_address(
@@ -369,8 +294,8 @@ fn demands_certificates(tls: Option<&TlsFiles>) -> bool {
 }
 
 /// Prints the name of the export if there are several.
-fn name_if_several(served: &[Served], one: &Served) -> io::Result<()> {
-    if served.len() > 1 { field("export", &one.plan.args.export) } else { Ok(()) }
+fn name_if_several(devices: usize, one: &Served) -> io::Result<()> {
+    if devices > 1 { field("export", &one.plan.args.export) } else { Ok(()) }
 }
 
 /// Returns whether the address is on all networks of the machine.
@@ -406,10 +331,15 @@ fn percent_encoded(text: &str) -> String {
 }
 
 /// Prints the counts of the server, and what its tiers did.
-fn print_end(served: &[Served], done: &Statistics, uptime: Duration) -> io::Result<()> {
+fn print_end(
+    devices: usize,
+    served: &[Served],
+    done: &Statistics,
+    uptime: Duration,
+) -> io::Result<()> {
     summarize(done, uptime)?;
     for one in served {
-        name_if_several(served, one)?;
+        name_if_several(devices, one)?;
         print_lines(&one.stack.tier_lines())?;
         tell_kept(one)?;
     }

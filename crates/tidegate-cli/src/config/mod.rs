@@ -106,6 +106,7 @@ fn plan(document: &Document<'_>) -> ServePlan {
         log_level: log_level.unwrap_or(Level::Info),
         stop_timeout: Duration::from_secs(limits.stop_timeout.into()),
         devices,
+        tries_again: true,
     }
 }
 

@@ -183,20 +183,6 @@ fn a_file_that_is_no_toml_or_contradicts_itself_is_refused() {
     assert_eq!(both.status.code(), Some(2), "a pool and a file");
 }
 
-/// The device that cannot be opened is named; nothing listens, and the others stay as they were.
-#[test]
-fn a_device_that_cannot_be_opened_is_named() {
-    let scene = Scene::new(TWO);
-    let file = std::fs::File::options().write(true).open(scene.path("two")).unwrap();
-    file.set_len(0).unwrap();
-    file.set_len(32 << 20).unwrap();
-    let error = scene.refusal();
-    assert!(error.contains("config.toml:13:1: device \\\"two\\\""), "{error}");
-    assert!(error.contains("two holds no pool"), "{error}");
-    assert!(!PathBuf::from(scene.path("socket")).exists());
-    ok(["check", &scene.path("one")]);
-}
-
 #[test]
 fn each_line_of_a_json_log_is_an_object() {
     let scene = Scene::new(TWO);

@@ -8,6 +8,7 @@ mod nbd;
 #[path = "../support/mod.rs"]
 mod support;
 
+mod bad_devices;
 mod cache_device;
 mod cache_lifecycle;
 mod cli;

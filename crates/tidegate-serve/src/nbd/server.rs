@@ -161,13 +161,6 @@ impl Server {
         self.exports().statistics()
     }
 
-    /// Returns a source of the statistics of export `name`, with connections of the whole server,
-    /// or `None` if no export has this name.
-    pub fn export_statistics(&self, name: &str) -> Option<StatisticsSource> {
-        let export = self.shared.service.exports.find(name)?;
-        Some(self.exports().statistics_of(&[export]))
-    }
-
     /// Returns the exports of the server, whose devices may open while it runs.
     pub fn exports(&self) -> ExportTable {
         ExportTable(Arc::clone(&self.shared))

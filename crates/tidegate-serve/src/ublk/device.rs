@@ -226,6 +226,14 @@ impl Drop for Ublk {
     }
 }
 
+/// Checks that this process can make block devices.
+///
+/// # Errors
+/// [`ServeError::NoUblk`].
+pub fn expect_driver() -> Result<(), ServeError> {
+    Driver::open().map(drop)
+}
+
 /// Prepares this thread, and the threads that it starts from now on, for serving block devices of
 /// this machine: they get memory without waiting for pages to be written to such a device, which
 /// would wait for them.

@@ -25,4 +25,4 @@ mod requests;
 mod ring;
 mod users;
 
-pub use device::{Options, Rest, Ublk, delete_left, prepare_threads};
+pub use device::{Options, Rest, Ublk, delete_left, expect_driver, prepare_threads};
