@@ -89,6 +89,8 @@ pub(crate) enum Command {
     Flush(FlushArgs),
     /// Describe a pool, and show the counts of the server or the supervisor that has it open
     Stat(StatArgs),
+    /// List the served pools of this machine, with those that are down
+    List(ListArgs),
     /// Copy a served pool, or its backing, as it is at one instant
     Snapshot(SnapshotArgs),
     /// Watch the work of a pool's server on a terminal
@@ -617,6 +619,25 @@ pub(crate) struct SnapshotArgs {
     pub(crate) target: PathBuf,
     /// The file that is made
     pub(crate) file: PathBuf,
+}
+
+/// Arguments of `tidegate list`.
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:
+  tidegate list
+  tidegate list --csv
+  tidegate list --json | jq '.devices[] | select(.state != \"up\")'
+
+Shows the devices of all servers of this user, and for root of all users: export, block device of \
+this machine, state, bytes that the backing lacks, pool, backing, and addresses; for a device that \
+cannot be opened also why.")]
+pub(crate) struct ListArgs {
+    /// Print one JSON object
+    #[arg(long, conflicts_with = "csv")]
+    pub(crate) json: bool,
+    /// Print a line with commas for each device, below a line with the names of the columns
+    #[arg(long)]
+    pub(crate) csv: bool,
 }
 
 /// Arguments of `tidegate top`.

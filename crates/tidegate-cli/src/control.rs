@@ -11,11 +11,14 @@ use tidegate::pool::{Content, Glance, glance};
 use tidegate::stack::Stat;
 use tidegate::stats::{Collector, Metric, Reading, Unit};
 use tidegate::tier::{Purged, line};
-use tidegate_serve::control::{Asked, ControlServer, Reply, Request, ask, ask_if};
+use tidegate_serve::control::{Asked, ControlServer, Listed, Reply, Request, ask, ask_if};
 use tidegate_serve::metrics::MetricsServer;
 use tidegate_serve::nbd::{ExportTable, ListenAddress, Statistics};
 
-use tidegate_run::{PoolPaths, has_open, inspect_pool, is_locked, open_pool_file};
+use tidegate_run::{
+    PoolPaths, has_open, inspect_pool, is_locked, open_pool_file, socket_directories,
+    socket_directory,
+};
 
 use crate::log::{Level, say};
 use crate::served::{Device, Devices, Served};
@@ -115,6 +118,64 @@ pub(crate) fn listen_by_pool(served: &Served) -> Option<ControlServer> {
     }
 }
 
+/// Answers requests for the list of `devices`, which clients reach at `addresses`, until the server
+/// is dropped. Returns `None` if the server cannot listen; the devices are served all the same.
+pub(crate) fn listen_for_lists(
+    devices: &Arc<Devices>,
+    addresses: &[ListenAddress],
+) -> Option<ControlServer> {
+    let addresses: Vec<_> = addresses.iter().map(ToString::to_string).collect();
+    let devices = Arc::clone(devices);
+    let start = move |path| {
+        ControlServer::start(&[path], move |request, _| match request {
+            Request::List => Reply::List { devices: devices.listed(&addresses) },
+            _ => Reply::Failed { message: "this socket is of no single pool".into() },
+        })
+    };
+    match server_socket().and_then(|path| Ok(start(path)?)) {
+        Ok(server) => Some(server),
+        Err(error) => {
+            say(Level::Warning, format_args!("`tidegate list` cannot find this server: {error:#}"));
+            None
+        }
+    }
+}
+
+/// The ending of the sockets where servers answer requests for lists.
+const LISTS: &str = "server";
+
+/// Returns the socket where this process answers requests for lists.
+fn server_socket() -> Result<PathBuf> {
+    Ok(socket_directory()?.join(format!("{}.{LISTS}", std::process::id())))
+}
+
+/// Returns the devices of all servers of this machine that this user may ask.
+///
+/// # Errors
+/// A server does not answer.
+pub(crate) fn list() -> Result<Vec<Listed>> {
+    let entries = socket_directories().into_iter().flat_map(std::fs::read_dir).flatten().flatten();
+    let sockets = entries.map(|entry| entry.path());
+    let mut sockets: Vec<_> =
+        sockets.filter(|path| path.extension().is_some_and(|ending| ending == LISTS)).collect();
+    sockets.sort();
+    let mut devices = Vec::new();
+    for socket in sockets {
+        // A server that ends meanwhile breaks the connection, and is not found again.
+        let asked = ask(&socket, &Request::List).or_else(|_| ask(&socket, &Request::List));
+        let shown = || format!("the server at {} does not answer", socket.display());
+        match asked.with_context(shown)? {
+            Asked::Reply(Reply::List { devices: listed }) => devices.extend(listed),
+            Asked::Reply(_) => {
+                bail!("{}: the server gave an answer of another kind", socket.display())
+            }
+            // The server has ended since, or was killed.
+            Asked::Nobody | Asked::Other => {}
+        }
+    }
+    Ok(devices)
+}
+
 fn replied(answer: Result<Reply>) -> Reply {
     answer.unwrap_or_else(|error| Reply::Failed { message: format!("{error:#}") })
 }
@@ -209,6 +270,7 @@ fn answer(request: &Request, served: &Served, client: BorrowedFd<'_>) -> Result<
             let Purged { freed_bytes, left_bytes } = stack.purge()?;
             Reply::Purged { freed_bytes, left_bytes }
         }
+        Request::List => bail!("this socket is of one pool: `tidegate list` finds all of them"),
         Request::Snapshot { file } => {
             let Made { bytes, held, backing } = served.copy_to(file, client)?;
             let held_ns = u64::try_from(held.as_nanos()).unwrap_or(u64::MAX);

@@ -16,7 +16,7 @@ use tidegate::device::gate::Gate;
 use tidegate::device::wake::Wake;
 use tidegate::stack::Stack;
 use tidegate_serve::Worker;
-use tidegate_serve::control::ControlServer;
+use tidegate_serve::control::{ControlServer, Listed};
 use tidegate_serve::nbd::{StatisticsSource, StopHandle};
 
 use crate::notify::notify;
@@ -92,6 +92,32 @@ impl Device {
         state.cause.clone().filter(|_| state.open.is_none())
     }
 
+    fn listed(&self, addresses: &[String]) -> Listed {
+        let (served, cause) = (self.served(), self.cause());
+        let state = match (&served, &cause) {
+            (Some(_), _) => "up",
+            (None, Some(_)) => "down",
+            (None, None) => "opening",
+        };
+        let dirty_bytes = served.as_ref().map(|served| {
+            let (volatile_bytes, kept_bytes) = served.stack.pending_bytes();
+            volatile_bytes + kept_bytes
+        });
+        let args = &self.plan.args;
+        Listed {
+            export: args.export.clone(),
+            block_device: served.and_then(|served| served.block_device).map(|device| device.path),
+            state: state.into(),
+            cause,
+            dirty_bytes,
+            pool: std::path::absolute(&self.plan.pool).unwrap_or_else(|_| self.plan.pool.clone()),
+            backing: args.backing.as_ref().map(ToString::to_string),
+            addresses: addresses.to_vec(),
+            control: args.control.clone(),
+            process: std::process::id(),
+        }
+    }
+
     /// Returns whether an attempt to open the pool is under way.
     pub(crate) fn is_opening(&self) -> bool {
         self.state.lock().is_opening
@@ -136,6 +162,11 @@ impl Devices {
     /// Returns the pools that are open.
     pub(crate) fn served(&self) -> Vec<Served> {
         self.all.iter().filter_map(|device| device.served()).collect()
+    }
+
+    /// Describes all devices, which clients reach at `addresses`.
+    pub(crate) fn listed(&self, addresses: &[String]) -> Vec<Listed> {
+        self.all.iter().map(|device| device.listed(addresses)).collect()
     }
 
     /// Notes the outcome of an attempt to open `device`: the open pool, or the cause of a failure.

@@ -54,7 +54,7 @@ pub use mounted::Mounted;
 pub use opening::{RecoverOptions, discard, log_in_use};
 pub use paths::{
     Lock, PoolPaths, default_pool, existing_log, has_open, inspect_pool, is_empty, is_locked,
-    open_pool_file, pool_identity, prepare_pool,
+    open_pool_file, pool_identity, prepare_pool, socket_directories, socket_directory,
 };
 pub use preload::{Choice, Library, environment, preloaded};
 pub use program::{Program, ProgramError};

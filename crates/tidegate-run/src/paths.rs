@@ -361,6 +361,24 @@ fn is_of_its_user(directory: &Path) -> bool {
     })
 }
 
+/// Returns the directory of this user for the sockets of servers.
+///
+/// # Errors
+/// Fails if the directory cannot be made or is not the user's own.
+pub fn socket_directory() -> Result<PathBuf> {
+    let directory = shared_directory();
+    own_directory(&directory)?;
+    Ok(directory)
+}
+
+/// Returns the directories of all users for the sockets of servers. Only root can use those of
+/// other users.
+#[must_use]
+pub fn socket_directories() -> Vec<PathBuf> {
+    let entries = std::fs::read_dir(SHARED_MEMORY).into_iter().flatten().flatten();
+    entries.map(|entry| entry.path()).filter(|path| is_of_its_user(path)).collect()
+}
+
 /// The paths of the files that the processes of one pool share: equal for every path to the pool.
 #[derive(Debug, Clone)]
 pub struct PoolPaths {
@@ -375,9 +393,8 @@ impl PoolPaths {
     /// not the user's own.
     pub fn of_pool(path: &Path) -> Result<Self> {
         let (device, inode) = pool_identity(&inspect_pool(path)?);
-        let directory = shared_directory();
-        own_directory(&directory)?;
-        Ok(Self { stem: directory.join(format!("{device:x}-{inode:x}")) })
+        let stem = socket_directory()?.join(format!("{device:x}-{inode:x}"));
+        Ok(Self { stem })
     }
 
     /// Returns the paths for the pool at `path` that processes of other users have. Only root can
@@ -387,9 +404,8 @@ impl PoolPaths {
     /// Fails if the pool cannot be inspected.
     pub fn of_others(path: &Path) -> Result<Vec<Self>> {
         let (device, inode) = pool_identity(&inspect_pool(path)?);
-        let entries = std::fs::read_dir(SHARED_MEMORY).into_iter().flatten().flatten();
-        let directories = entries.map(|entry| entry.path()).filter(|path| is_of_its_user(path));
-        let others = directories.filter(|directory| *directory != shared_directory());
+        let others = socket_directories().into_iter();
+        let others = others.filter(|directory| *directory != shared_directory());
         let stems = others.map(|directory| directory.join(format!("{device:x}-{inode:x}")));
         Ok(stems.map(|stem| Self { stem }).collect())
     }

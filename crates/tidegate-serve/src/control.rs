@@ -1,5 +1,5 @@
-//! The control socket of a server. Its owner reads the stack's counts, resets them, changes
-//! settings, destages or empties a cache, and copies a pool.
+//! The control sockets of a server. Their owner reads a stack's counts, resets them, changes
+//! settings, destages or empties a cache, copies a pool, and lists the devices.
 //!
 //! A client sends one request and gets one reply; each is a JSON object in a line.
 //!
@@ -57,6 +57,33 @@ pub enum Request {
         /// The file, absolute.
         file: PathBuf,
     },
+    /// List the devices of the server.
+    List,
+}
+
+/// A device of a server; the keys are a contract with scripts.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Listed {
+    /// The name of its export.
+    pub export: String,
+    /// The block device of this machine, such as `/dev/ublkb0`.
+    pub block_device: Option<PathBuf>,
+    /// `up`, `down` or `opening`.
+    pub state: String,
+    /// Why it is down.
+    pub cause: Option<String>,
+    /// Bytes that the tiers hold and the backing lacks, or the pool without a backing.
+    pub dirty_bytes: Option<u64>,
+    /// The pool.
+    pub pool: PathBuf,
+    /// The URL of the backing.
+    pub backing: Option<String>,
+    /// The addresses that clients connect to.
+    pub addresses: Vec<String>,
+    /// The control socket that the configuration names.
+    pub control: Option<PathBuf>,
+    /// The process of the server.
+    pub process: u32,
 }
 
 /// The server's answer.
@@ -97,6 +124,11 @@ pub enum Reply {
         #[serde(default, skip_serializing_if = "Option::is_none")]
         backing: Option<String>,
     },
+    /// The devices of the server, in the order of its configuration.
+    List {
+        /// The devices.
+        devices: Vec<Listed>,
+    },
     /// The request was refused.
     Failed {
         /// Why, in one line.
@@ -108,7 +140,7 @@ impl Request {
     /// Returns whether the request waits for devices or for their clients.
     fn may_take_long(&self) -> bool {
         match self {
-            Self::Stat | Self::Reset => false,
+            Self::Stat | Self::Reset | Self::List => false,
             Self::Set { .. } | Self::Flush | Self::Purge | Self::Snapshot { .. } => true,
         }
     }
@@ -340,6 +372,7 @@ mod tests {
             Request::Flush => Reply::failed("flush"),
             Request::Purge => Reply::Purged { freed_bytes: 4096, left_bytes: 0 },
             Request::Snapshot { file } => Reply::failed(file.display()),
+            Request::List => Reply::List { devices: vec![Listed::default()] },
         };
         (ControlServer::start(std::slice::from_ref(&path), answer).expect("it listens"), path)
     }
@@ -358,6 +391,8 @@ mod tests {
         let purged = ask(&path, &Request::Purge).expect("an answer");
         let reply = Reply::Purged { freed_bytes: 4096, left_bytes: 0 };
         assert_eq!(purged, Asked::Reply(reply));
+        let listed = ask(&path, &Request::List).expect("an answer");
+        assert_eq!(listed, Asked::Reply(Reply::List { devices: vec![Listed::default()] }));
         drop(server);
         assert!(!path.exists());
         assert_eq!(ask(&path, &Request::Stat).expect("nobody"), Asked::Nobody);

@@ -10,6 +10,7 @@ mod destage;
 mod detach;
 mod flush;
 mod info;
+mod list;
 mod pages;
 mod recover;
 mod run;
@@ -42,6 +43,7 @@ pub(crate) fn run(cli: Cli) -> anyhow::Result<ExitCode> {
         Command::Detach(args) => detach::run(&args),
         Command::Flush(args) => flush::run(&args),
         Command::Stat(args) => stat::run(&args),
+        Command::List(args) => list::run(&args),
         Command::Snapshot(args) => snapshot::run(&args),
         Command::Top(args) => top::run(&args),
         Command::Pages(args) => pages::run(&args),

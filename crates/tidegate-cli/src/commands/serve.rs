@@ -68,6 +68,7 @@ fn serve_until(
     let (addresses, exports) = (server.addresses(), server.exports());
     let devices = Devices::new(plan.devices)?;
     let control = devices.all().iter().map(control::listen).collect::<Result<Vec<_>>>()?;
+    let lists = control::listen_for_lists(&devices, &addresses);
     let show = |address| control::show_metrics(address, &devices, &exports);
     let metrics = plan.metrics.as_ref().map(show).transpose()?;
     deadline.serves(&devices);
@@ -89,7 +90,7 @@ fn serve_until(
         end_control(&device.plan, control.into_iter().chain(ends.control));
         drop(ends.removals);
     }
-    drop(metrics);
+    drop((metrics, lists));
     let closed = close_all(&served);
     drop(waits);
     let of_devices = served.iter().filter_map(|one| one.block_device.clone());

@@ -20,6 +20,7 @@ mod docs;
 mod install;
 mod keep_dirty;
 mod killed_cache;
+mod list;
 mod log_device;
 mod memory;
 mod messages;

@@ -523,7 +523,7 @@ fn a_lack_of_descriptors_is_said_once() {
     let socket = text(&dir, "socket");
     let log = std::fs::File::create(text(&dir, "stderr")).unwrap();
     let mut command = tool("prlimit", "util-linux");
-    command.arg("--nofile=24").arg(env!("CARGO_BIN_EXE_tidegate")).arg("serve");
+    command.arg("--nofile=32").arg(env!("CARGO_BIN_EXE_tidegate")).arg("serve");
     command.arg(text(&dir, "pool")).arg(format!("--nbd=unix:{socket}")).stderr(log);
     let server = Server::spawn(&mut command);
     let clients: Vec<_> =
