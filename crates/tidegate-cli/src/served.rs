@@ -6,7 +6,6 @@
 use std::fs::File;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
@@ -139,8 +138,8 @@ impl Device {
 pub(crate) struct Devices {
     all: Vec<Arc<Device>>,
     attempt_ended: Wake,
-    /// The service manager knows that the server is ready.
-    is_announced: AtomicBool,
+    /// The state that the service manager knows, once the server is ready.
+    told: Mutex<Option<String>>,
 }
 
 impl Devices {
@@ -151,7 +150,7 @@ impl Devices {
     pub(crate) fn new(plans: Vec<DevicePlan>) -> Result<Arc<Self>> {
         let all = plans.into_iter().map(|plan| Arc::new(Device::new(plan))).collect();
         let attempt_ended = Wake::new().context("cannot make an eventfd")?;
-        Ok(Arc::new(Self { all, attempt_ended, is_announced: AtomicBool::new(false) }))
+        Ok(Arc::new(Self { all, attempt_ended, told: Mutex::default() }))
     }
 
     /// Returns all devices.
@@ -177,18 +176,22 @@ impl Devices {
             Ok(open) => state.open = Some(open),
             Err(cause) => state.cause = Some(cause),
         }
-        let is_served = state.open.is_some();
         drop(state);
         self.attempt_ended.wake();
-        if is_served && self.is_announced.load(Ordering::Acquire) {
-            notify(&self.status());
+        let mut told = self.told.lock();
+        let status = self.status();
+        if told.as_ref().is_some_and(|told| *told != status) {
+            notify(&status);
+            *told = Some(status);
         }
     }
 
     /// Tells the service manager that the server is ready, and from then on each change.
     pub(crate) fn announce(&self) {
-        self.is_announced.store(true, Ordering::Release);
-        notify(&format!("READY=1\n{}", self.status()));
+        let mut told = self.told.lock();
+        let status = self.status();
+        notify(&format!("READY=1\n{status}"));
+        *told = Some(status);
     }
 
     fn status(&self) -> String {
