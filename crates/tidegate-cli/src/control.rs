@@ -20,8 +20,9 @@ use tidegate_run::{
     socket_directory,
 };
 
+use crate::devices::{Device, Devices};
 use crate::log::{Level, say};
-use crate::served::{Device, Devices, Served};
+use crate::served::Served;
 use crate::snapshot::Made;
 
 /// A metric, and the function that takes it from the statistics.

@@ -12,8 +12,9 @@ use tidegate::device::BlockDeviceExt;
 use tidegate::dram::Policy;
 use tidegate::size::Size;
 
+use crate::devices::Devices;
 use crate::log::{self, Level, say};
-use crate::served::{Devices, Served};
+use crate::served::Served;
 
 /// Time that a server has after a second signal.
 const AFTER_SECOND: Duration = Duration::from_secs(5);

@@ -23,12 +23,13 @@ use tidegate_serve::Worker;
 use tidegate_serve::nbd::{Export, ExportTable, StopHandle};
 
 use crate::appearance::{self, first_absent};
+use crate::devices::{Device, Devices, Ends};
 use crate::log::{Level, say, say_of};
 use crate::output::one_line;
 use crate::plan::DevicePlan;
 use crate::pool::map_to_resize;
 use crate::removed::{self, Watched};
-use crate::served::{Device, Devices, Ends, Served};
+use crate::served::Served;
 use crate::{control, ublk};
 
 /// First pause before another attempt.

@@ -19,11 +19,12 @@ use tidegate_serve::nbd::{
 
 use crate::args::ServeArgs;
 use crate::deadline::Deadline;
+use crate::devices::Devices;
 use crate::log::{self, Level, say};
 use crate::opening::Opener;
 use crate::output::{field, line, one_line, print_lines};
 use crate::plan::{DevicePlan, ServePlan, TlsFiles};
-use crate::served::{BlockDeviceOfPool, Devices, Served};
+use crate::served::{BlockDeviceOfPool, Served};
 use crate::{config, control, signals, ublk, waits};
 
 /// Time in which each device is opened, or fails, before the server says that it is ready.
