@@ -220,6 +220,36 @@ fn without_driver_or_right_to_write_the_error_says_so() {
 }
 
 #[test]
+fn a_pool_that_appears_while_others_are_served_becomes_a_disk() {
+    let lab = Lab::enter();
+    let mut guest = boot(&lab);
+    create(&mut guest, "--engine btt --size 32M");
+    guest.run("cp /dev/shm/pool /dev/shm/away");
+    for (name, pool) in [("late", "late"), ("early", "pool")] {
+        guest.run(&format!(
+            "printf '[[device]]\\nexport = \"{name}\"\\npool = \"/dev/shm/{pool}\"\\nublk = true\\n' \
+             >>/tmp/config"
+        ));
+    }
+    let told = guest.run("serve --config /tmp/config");
+    assert_eq!(told.split_whitespace().collect::<Vec<_>>(), ["ublk", DISK]);
+    guest.run("await_said 'opens it once /dev/shm/late is there'");
+    guest.run("mv /dev/shm/away /dev/shm/late && await_said 'late: the device is served now'");
+    for disk in [DISK, "/dev/ublkb1"] {
+        guest.run(&format!("dd if=/dev/zero of={disk} bs=1M count=1 conv=fsync 2>&1"));
+    }
+    let listed = guest.run("tidegate list --csv");
+    let rows: Vec<_> = listed.lines().skip(1).collect();
+    let starts = ["late,/dev/ublkb1,up,", "early,/dev/ublkb0,up,"];
+    let are_listed = rows.iter().zip(starts).all(|(row, start)| row.starts_with(start));
+    assert!(rows.len() == 2 && are_listed, "{listed}");
+    guest.run("stop_server");
+    assert_eq!(guest.try_run("ls /dev/ublkb* 2>/dev/null").1, "", "the disks are deleted");
+    assert_no_io_error(&mut guest);
+    guest.power_off();
+}
+
+#[test]
 fn what_was_synced_to_a_disk_is_there_after_a_power_cut() {
     let lab = Lab::enter();
     let nvdimm = Nvdimm::plain(&lab.path("nvdimm"));
