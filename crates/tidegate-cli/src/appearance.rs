@@ -1,9 +1,10 @@
-//! Waits for a file or a device that does not exist yet, without looking for it again and again.
+//! Waits for a file or a device that does not exist yet, without looking for it again and again,
+//! and for a file that another process still writes.
 //!
 //! inotify tells of new names in the nearest directory that exists, and the table of mounts of file
 //! systems that are mounted over a directory.
 
-use std::fs::File;
+use std::fs::{File, Metadata};
 use std::io;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
@@ -14,6 +15,8 @@ use rustix::fs::inotify::{CreateFlags, WatchFlags, add_watch, init};
 use tidegate_serve::StopHandle;
 
 const MOUNTS: &str = "/proc/self/mountinfo";
+/// Time after the last change of a file in which its writer may go on, such as a copy.
+const REST: Duration = Duration::from_secs(5);
 
 /// Returns the first of `paths` that does not exist. A link exists even if it leads nowhere.
 pub(crate) fn first_absent(paths: &[PathBuf]) -> Option<&Path> {
@@ -48,6 +51,25 @@ pub(crate) fn await_paths(paths: &[PathBuf], interval: Duration, stop: &StopHand
             return true;
         }
     }
+}
+
+/// Waits until no file of `paths` has changed for [`REST`], or until `stop` is signalled. Returns
+/// whether `stop` is signalled. A pool that is copied into its place may look whole before it is.
+pub(crate) fn await_rest(paths: &[PathBuf], stop: &StopHandle) -> bool {
+    while let Some(left) = paths.iter().filter_map(|path| rest_left(path)).max() {
+        if pause(left, stop) {
+            return true;
+        }
+    }
+    false
+}
+
+/// Returns the time until the file at `path` has rested. Returns `None` if it has, or is no file.
+fn rest_left(path: &Path) -> Option<Duration> {
+    let found = path.metadata().ok().filter(Metadata::is_file)?;
+    // A change in the future was made by another clock, and tells nothing.
+    let age = found.modified().ok()?.elapsed().ok()?;
+    REST.checked_sub(age).filter(|left| !left.is_zero())
 }
 
 /// Descriptors that have an event when an absent path may have appeared.
@@ -109,6 +131,21 @@ mod tests {
             assert!(!waiting.join().unwrap());
         });
         assert_eq!(first_absent(&paths), None);
+    }
+
+    #[test]
+    fn a_file_rests_some_seconds_after_its_last_change() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("pool");
+        let file = File::create_new(&path).unwrap();
+        assert!(rest_left(&path).is_some_and(|left| left <= REST && left > REST / 2));
+        let now = std::time::SystemTime::now();
+        for changed in [now - REST, now + REST] {
+            file.set_modified(changed).unwrap();
+            assert_eq!(rest_left(&path), None);
+        }
+        assert_eq!((rest_left(dir.path()), rest_left(&dir.path().join("none"))), (None, None));
+        assert!(!await_rest(&[path], &StopHandle::new().unwrap()));
     }
 
     #[test]

@@ -5,6 +5,7 @@
 //! 2. An attempt that fails has one line in the log if its cause differs from the last one.
 //! 3. While the pool or its backing does not exist, no attempt is made before they appear. After
 //!    other failures the pauses grow to [`PAUSE_MAX`].
+//! 4. After a failure, a file that changes is not opened: it may be a copy that is not whole yet.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -91,7 +92,7 @@ impl Opener {
                 pause = PAUSE_MAX.min(2 * pause);
                 appearance::pause(present, stop)
             };
-            if is_stopped {
+            if is_stopped || appearance::await_rest(&paths, stop) {
                 return;
             }
         }

@@ -1,7 +1,8 @@
 //! A server whose devices cannot all be opened: it serves the others, and takes up each device once
 //! the cause is gone.
 
-use std::io::{BufRead as _, BufReader, Read as _};
+use std::fs::File;
+use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::os::unix::net::{UnixDatagram, UnixListener};
 use std::path::{Path, PathBuf};
 use std::process::{ChildStderr, Stdio};
@@ -56,7 +57,7 @@ impl Scene {
 
     /// Makes a disk for a pool.
     fn disk(&self, name: &str) {
-        std::fs::File::create_new(self.path("new")).unwrap().set_len(64 << 20).unwrap();
+        File::create_new(self.path("new")).unwrap().set_len(64 << 20).unwrap();
         std::fs::rename(self.path("new"), self.path(name)).unwrap();
     }
 
@@ -218,6 +219,7 @@ fn a_pool_that_appears_is_served_though_it_was_the_only_device() {
     assert_stops(server);
 }
 
+/// The pool is restored from its start on, and looks whole before it is.
 #[test]
 fn a_damaged_pool_is_served_once_it_is_restored() {
     let scene = Scene::new().pool("good", "btt").device("good", "");
@@ -232,10 +234,16 @@ fn a_damaged_pool_is_served_once_it_is_restored() {
     scene.assert_served("good");
     scene.assert_refused("damaged");
     assert!(content(&scene.path("damaged")) == zeroes, "the file has changed");
-    std::fs::write(scene.path("damaged"), whole).unwrap();
+    let mut restored = File::options().write(true).open(scene.path("damaged")).unwrap();
+    for piece in whole.chunks(whole.len() / 32) {
+        restored.write_all(piece).unwrap();
+        std::thread::sleep(Duration::from_millis(100));
+        assert_eq!(scene.up("damaged"), "0.0");
+    }
     log.until(SERVED);
     scene.assert_served("damaged");
     assert_stops(server);
+    ok(["check", &scene.text("damaged")]);
 }
 
 /// While it waits, the server itself locks nothing.
