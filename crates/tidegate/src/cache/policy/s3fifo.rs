@@ -156,15 +156,13 @@ impl Replacement for S3Fifo {
         out.extend(std::iter::from_fn(|| self.victim()).take(n));
     }
 
-    /// Takes the slots of each queue that would not move if they came first: of the small queue
-    /// those above its size, then those of the main queue.
+    /// Takes the slots of the small queue that would not move to the main one, as if new slots came
+    /// for those that leave; then those of the main queue with the fewest uses.
     fn coldest(&self, n: usize, out: &mut Vec<u32>) {
-        let slots_of = |list: &List, uses_max: u32| {
-            let links = &self.links;
-            list.iter(links).filter(move |slot| links.mark(*slot) & USES <= uses_max)
-        };
-        let surplus = (self.small.len() + 1).saturating_sub(self.small_target) as usize;
-        let from_small = slots_of(&self.small, 1).take(surplus);
-        out.extend(from_small.chain(slots_of(&self.main, 0)).take(n));
+        let links = &self.links;
+        let uses = move |slot: &u32| links.mark(*slot) & USES;
+        let small = self.small.iter(links).filter(move |slot| uses(slot) < 2);
+        let main_with = |count| self.main.iter(links).filter(move |slot| uses(slot) == count);
+        out.extend(small.chain((0..=USES).flat_map(main_with)).take(n));
     }
 }

@@ -218,9 +218,9 @@ impl Replacement for Queues {
     }
 
     fn coldest(&self, n: usize, out: &mut Vec<u32>) {
-        let surplus = (self.small.len() + 1).saturating_sub(self.small_target);
-        let small = self.small.iter().filter(|it| it.1 < 2).take(surplus);
-        let main = self.main.iter().filter(|it| it.1 == 0);
+        let small = self.small.iter().filter(|it| it.1 < 2);
+        let mut main: Vec<_> = self.main.iter().collect();
+        main.sort_by_key(|it| it.1);
         out.extend(small.chain(main).map(|it| it.0).take(n));
     }
 }
