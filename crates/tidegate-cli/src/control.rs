@@ -1,11 +1,13 @@
 //! The control socket of a served pool: its path, its answers, and the requests of commands.
 
+use std::io::ErrorKind;
 use std::os::fd::BorrowedFd;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
+use serde::Serialize;
 use serde_json::Map;
 use tidegate::pool::{Content, Glance, glance};
 use tidegate::stack::Stat;
@@ -150,31 +152,37 @@ fn server_socket() -> Result<PathBuf> {
     Ok(socket_directory()?.join(format!("{}.{LISTS}", std::process::id())))
 }
 
-/// Returns the devices of all servers of this machine that this user may ask.
-///
-/// # Errors
-/// A server does not answer.
-pub(crate) fn list() -> Result<Vec<Listed>> {
+/// The devices of the servers of this machine.
+#[derive(Default, Serialize)]
+pub(crate) struct Servers {
+    pub(crate) devices: Vec<Listed>,
+    /// The sockets of servers that do not answer.
+    pub(crate) silent: Vec<PathBuf>,
+}
+
+/// Asks all servers of this machine that this user may ask for their devices. A server that hangs
+/// hides no other.
+pub(crate) fn list() -> Servers {
     let entries = socket_directories().into_iter().flat_map(std::fs::read_dir).flatten().flatten();
     let sockets = entries.map(|entry| entry.path());
     let mut sockets: Vec<_> =
         sockets.filter(|path| path.extension().is_some_and(|ending| ending == LISTS)).collect();
     sockets.sort();
-    let mut devices = Vec::new();
+    let mut servers = Servers::default();
     for socket in sockets {
-        // A server that ends meanwhile breaks the connection, and is not found again.
-        let asked = ask(&socket, &Request::List).or_else(|_| ask(&socket, &Request::List));
-        let shown = || format!("the server at {} does not answer", socket.display());
-        match asked.with_context(shown)? {
-            Asked::Reply(Reply::List { devices: listed }) => devices.extend(listed),
-            Asked::Reply(_) => {
-                bail!("{}: the server gave an answer of another kind", socket.display())
-            }
+        let asked = match ask(&socket, &Request::List) {
+            // A server that ends meanwhile breaks the connection, and is not found again.
+            Err(error) if error.kind() != ErrorKind::TimedOut => ask(&socket, &Request::List),
+            asked => asked,
+        };
+        match asked {
+            Ok(Asked::Reply(Reply::List { devices })) => servers.devices.extend(devices),
             // The server has ended since, or was killed.
-            Asked::Nobody | Asked::Other => {}
+            Ok(Asked::Nobody | Asked::Other) => {}
+            Ok(Asked::Reply(_)) | Err(_) => servers.silent.push(socket),
         }
     }
-    Ok(devices)
+    servers
 }
 
 fn replied(answer: Result<Reply>) -> Reply {

@@ -3,12 +3,12 @@
 use std::io;
 
 use anyhow::Result;
-use serde::Serialize;
 use tidegate::size::Size;
 use tidegate_serve::control::Listed;
 
 use crate::args::ListArgs;
 use crate::control;
+use crate::log::{Level, say};
 use crate::output::{json, line, one_line};
 
 /// The names of the columns.
@@ -17,25 +17,23 @@ const COLUMNS: [&str; 7] = ["export", "device", "state", "dirty", "pool", "backi
 const CSV_COLUMNS: &str = "export,block_device,state,cause,dirty_bytes,pool,backing,addresses,\
                            control,process";
 
-/// The object that `--json` prints.
-#[derive(Serialize)]
-struct Page {
-    devices: Vec<Listed>,
-}
-
 /// Runs the command.
 ///
 /// # Errors
-/// A server does not answer.
+/// Standard output is full.
 pub(crate) fn run(args: &ListArgs) -> Result<()> {
-    let devices = control::list()?;
+    let servers = control::list();
+    for socket in &servers.silent {
+        let shown = socket.display();
+        say(Level::Warning, format_args!("the server at {shown} does not answer"));
+    }
     if args.json {
-        json(&Page { devices })?;
+        json(&servers)?;
     } else if args.csv {
         line(CSV_COLUMNS)?;
-        devices.iter().try_for_each(|device| line(csv(device)))?;
+        servers.devices.iter().try_for_each(|device| line(csv(device)))?;
     } else {
-        print(&devices)?;
+        print(&servers.devices)?;
     }
     Ok(())
 }

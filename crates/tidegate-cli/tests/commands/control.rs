@@ -6,7 +6,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 
-use rustix::process::{Signal, kill_process};
+use rustix::process::{Signal, WaitId, WaitIdOptions, kill_process, waitid};
 use serde_json::Value;
 use tempfile::TempDir;
 
@@ -393,6 +393,9 @@ fn a_server_that_hangs_is_told_by_requests_that_may_take_long() {
     let scene = Scene::new("btt");
     let server = scene.serve(&[]);
     kill_process(server.pid(), Signal::STOP).unwrap();
+    // Its threads run on until one of them has seen the signal.
+    let stopped = WaitIdOptions::STOPPED | WaitIdOptions::NOWAIT;
+    waitid(WaitId::Pid(server.pid()), stopped).unwrap();
     let (pool, copy) = (scene.text("pool"), scene.text("copy"));
     let requests: [&[&str]; 3] =
         [&["flush", &pool], &["snapshot", &pool, &copy], &["set", &pool, "mode=wt"]];
@@ -403,6 +406,12 @@ fn a_server_that_hangs_is_told_by_requests_that_may_take_long() {
                 assert!(said.contains("does not answer"), "{request:?}: {said}");
             });
         }
+        // It hides no other server.
+        let listed: Value = serde_json::from_str(&ok(["list", "--json"])).unwrap();
+        let own = format!("{}.server", server.pid().as_raw_pid());
+        let mut silent = listed["silent"].as_array().unwrap().iter();
+        let is_own = |socket: &Value| socket.as_str().is_some_and(|path| path.ends_with(&own));
+        assert!(silent.any(is_own), "{listed:#}");
     });
     kill_process(server.pid(), Signal::CONT).unwrap();
     assert!(server.stop(Signal::TERM).0.success());
