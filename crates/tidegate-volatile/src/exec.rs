@@ -31,7 +31,7 @@ pub(crate) fn remember() {
 }
 
 /// Words of memory for an environment. A larger one stays as it is.
-const WORDS: usize = 4096;
+const WORDS: usize = 2048;
 /// The longest chain of interpreters that the kernel follows.
 const SCRIPTS_MOST: usize = 5;
 /// The longest path of the kernel, its NUL included.
