@@ -94,7 +94,7 @@ ways! {
     fn by_a_static_child() = "child";
 }
 
-/// As with authbind and socket_wrapper, in whichever order the libraries are.
+/// As with `authbind` and `socket_wrapper`, in whichever order the libraries are.
 #[test]
 fn another_library_that_binds_is_asked_once() {
     preload_library();

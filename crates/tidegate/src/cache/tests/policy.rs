@@ -132,9 +132,9 @@ fn watermark_cleans_while_more_than_its_part_is_dirty() {
 }
 
 /// Numbers of pages below `count`: that of rank k in proportion to 1/k^0.99, the ranks scattered.
-fn zipf(count: u64) -> impl Iterator<Item = u64> {
+fn zipf(count: u32) -> impl Iterator<Item = u64> {
     let weights = (1..=count).scan(0.0, |sum, rank| {
-        *sum += (rank as f64).powf(-0.99);
+        *sum += f64::from(rank).powf(-0.99);
         Some(*sum)
     });
     let sums: Vec<f64> = weights.collect();
@@ -142,17 +142,17 @@ fn zipf(count: u64) -> impl Iterator<Item = u64> {
     let mut random = 1_u64;
     std::iter::repeat_with(move || {
         random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
-        let at = (random >> 11) as f64 / (1_u64 << 53) as f64 * all;
-        sums.partition_point(|sum| *sum < at) as u64 * 40_503 % count
+        let at = f64::from(u32::try_from(random >> 32).unwrap()) / f64::from(u32::MAX) * all;
+        sums.partition_point(|sum| *sum < at) as u64 * 40_503 % u64::from(count)
     })
 }
 
 /// How many pages the backing gets while a cache with `settings` takes this workload: a cache of a
 /// fifth of the disk, pages that are written again and again.
 fn pages_written_back(settings: &[(&str, &str)]) -> u64 {
-    const DISK_PAGES: u64 = 65_536;
-    let backing = Arc::new(NullDevice::new(4096, DISK_PAGES).unwrap());
-    let binding = Binding { pages: DISK_PAGES, ..binding() };
+    const DISK_PAGES: u32 = 65_536;
+    let backing = Arc::new(NullDevice::new(4096, DISK_PAGES.into()).unwrap());
+    let binding = Binding { pages: DISK_PAGES.into(), ..binding() };
     let device = CacheDevice::open(pool(13_000), backing, binding, NO_THREAD).unwrap();
     for (key, value) in [("by-content", "off")].iter().chain(settings) {
         device.set(key, value).unwrap();
@@ -175,8 +175,9 @@ fn watermark_cleans_what_is_evicted_next() {
     assert_eq!(dirty(&device), 90);
     write(&device, 90, 1);
     work(&device);
-    let is_dirty = |page: &u64| device.core.pages.find(*page).is_some_and(|found| found.dirty);
-    assert_eq!((0..91).filter(|page| !is_dirty(page)).collect::<Vec<_>>(), Vec::from_iter(10..30));
+    let is_clean = |page: &u64| device.core.pages.find(*page).is_some_and(|found| !found.dirty);
+    let clean: Vec<u64> = (0..91).filter(is_clean).collect();
+    assert_eq!(clean, (10..30).collect::<Vec<_>>());
 }
 
 /// `nop` writes each page when it leaves. What the default writes more is what it has cleaned at
