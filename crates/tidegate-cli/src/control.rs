@@ -510,11 +510,14 @@ fn request<T>(
     }
 }
 
+/// Returns the message about a server that does not answer at `socket`.
+pub(crate) fn not_answered(socket: &Path) -> String {
+    format!("the server at {} does not answer", socket.display())
+}
+
 /// Asks the server that listens at `target`, or serves the pool there: a server of this user, or,
 /// for root, of any user if it has the pool open.
 fn answer_at(target: &Path, asked: &Request) -> Result<Asked> {
-    let not_answered =
-        |socket: &Path| format!("the server at {} does not answer", socket.display());
     if is_socket(target) {
         return ask(target, asked).with_context(|| not_answered(target));
     }

@@ -114,6 +114,14 @@ pub fn find<'a>(strings: Strings<'a>, name: &[u8]) -> Option<&'a [u8]> {
     strings.iter().find_map(|&entry| bytes_of(entry).strip_prefix(name)?.strip_prefix(b"="))
 }
 
+/// Returns the first result of `look` for the directories of `PATH`, in the order in which the C
+/// library searches for a program.
+pub fn search<R>(environment: Strings<'_>, mut look: impl FnMut(&[u8]) -> Option<R>) -> Option<R> {
+    let list = find(environment, b"PATH").unwrap_or(b"/bin:/usr/bin");
+    let mut directories = list.split(|&byte| byte == b':');
+    directories.find_map(|directory| look(if directory.is_empty() { b"." } else { directory }))
+}
+
 /// Returns whether the dynamic linker only lists the libraries that it would load, as for `ldd`. It
 /// then runs nothing of the program, and the library would appear in the list.
 pub fn only_lists(environment: Strings<'_>) -> bool {

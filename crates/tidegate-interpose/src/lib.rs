@@ -5,8 +5,8 @@
 //! [`symbols`] finds functions in the tables of loaded objects. [`raw`] makes system calls that
 //! bypass all hooks, and [`cancel`] keeps their points of cancellation. [`image`] and [`own_calls`]
 //! tell which programs such a library can watch, and [`environment`] names the library to them or
-//! not; [`library`] reads the dependencies and symbols of
-//! a library. [`file_systems`] tells where a sync concerns other machines.
+//! not; [`library`] reads the dependencies and symbols of a library. [`file_systems`]
+//! tells where a sync concerns other machines.
 #![allow(unsafe_code)] // the dynamic linker's answers become functions, and system calls
 
 pub mod cancel;

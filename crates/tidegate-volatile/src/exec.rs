@@ -162,10 +162,7 @@ fn found<'b>(name: &'b CStr, buffer: &'b mut [u8; PATH_BYTES]) -> Option<&'b CSt
     }
     // SAFETY: the program's environment.
     let environment = unsafe { strings(program_environment()) };
-    let list = environment::find(environment, b"PATH").unwrap_or(b"/bin:/usr/bin");
-    let mut directories = list.split(|&byte| byte == b':');
-    let len = directories.find_map(|directory| {
-        let directory = if directory.is_empty() { b"." } else { directory };
+    let len = environment::search(environment, |directory| {
         let len = joined(directory, name.to_bytes(), buffer)?;
         let arguments = words![AT_FDCWD, buffer.as_ptr(), libc::X_OK];
         // SAFETY: a terminated path.

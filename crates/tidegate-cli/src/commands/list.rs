@@ -24,8 +24,7 @@ const CSV_COLUMNS: &str = "export,block_device,state,cause,dirty_bytes,pool,back
 pub(crate) fn run(args: &ListArgs) -> Result<()> {
     let servers = control::list();
     for socket in &servers.silent {
-        let shown = socket.display();
-        say(Level::Warning, format_args!("the server at {shown} does not answer"));
+        say(Level::Warning, control::not_answered(socket));
     }
     if args.json {
         json(&servers)?;

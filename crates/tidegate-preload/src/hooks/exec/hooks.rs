@@ -49,17 +49,12 @@ fn found(name: *const c_char, buffer: &mut PathBuffer) -> Option<&CStr> {
         buffer.push(name).ok()?;
         return Some(buffer.as_c_str());
     }
-    let path =
-        tidegate_interpose::environment::find(environment(), b"PATH").unwrap_or(b"/bin:/usr/bin");
-    for directory in path.split(|&byte| byte == b':') {
+    tidegate_interpose::environment::search(environment(), |directory| {
         buffer.clear();
-        let joined = buffer.push(if directory.is_empty() { b"." } else { directory });
-        let joined = joined.and_then(|()| buffer.push(b"/")).and_then(|()| buffer.push(name));
-        if joined.is_ok() && is_executable(buffer.as_c_str()) {
-            return Some(buffer.as_c_str());
-        }
-    }
-    None
+        [directory, b"/", name].iter().try_for_each(|part| buffer.push(part)).ok()?;
+        is_executable(buffer.as_c_str()).then_some(())
+    })?;
+    Some(buffer.as_c_str())
 }
 
 fn is_executable(path: &CStr) -> bool {
