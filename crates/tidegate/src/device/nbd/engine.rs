@@ -6,8 +6,8 @@
 //! 2. The thread waits for the socket, for new requests, for the earliest deadline of a request,
 //!    and for the next attempt to connect. Without requests, its wait has no time limit.
 //! 3. The thread reconnects when a request needs it: at once after a loss, then after
-//!    [`PAUSE_FIRST`], and after twice as long each time up to [`PAUSE_MAX`]. Received data resets
-//!    the pause.
+//!    [`PAUSE_FIRST`], and after twice as long each time up to the [longest](Server::pause_max).
+//!    Received data resets the pause.
 
 #![expect(clippy::disallowed_methods, reason = "time limits and pauses are made of time")]
 
@@ -35,7 +35,7 @@ use crate::device::wake::Inbox;
 
 /// The pause before the second attempt to connect.
 const PAUSE_FIRST: Duration = Duration::from_millis(10);
-/// The longest pause between two attempts.
+/// The longest pause between two attempts, whatever the time limit.
 const PAUSE_MAX: Duration = Duration::from_secs(1);
 /// Most bytes received by one call.
 const INPUT_BYTES: usize = 256 << 10;
@@ -57,6 +57,14 @@ impl Server {
     /// Returns TCP's time limit, which leaves time for another connection within a request's time.
     pub(super) fn give_up_after(timeout: Duration) -> Duration {
         timeout / 2
+    }
+
+    /// Returns the longest pause between two attempts to connect.
+    ///
+    /// An attempt ends with the time of the request that needs it. Pauses as long as the time limit
+    /// could begin each attempt at the end of a request's time, and so no attempt would succeed.
+    fn pause_max(&self) -> Duration {
+        PAUSE_MAX.min(self.timeout / 4)
     }
 
     /// Reads the watched ranges of the export over a new connection, until `until`.
@@ -255,7 +263,7 @@ impl Runner {
         rules.check_again(&now)?;
         if let Some(watch) = watch {
             let found = self.server.read_watched(&socket, until)?;
-            self.exchange.watched().check(&found, watch.describe)?;
+            self.exchange.watched().reconnect(&found, watch.describe)?;
         }
         self.link = Link::Up(socket);
         self.reason = "the server is connected again, and silent".into();
@@ -267,7 +275,7 @@ impl Runner {
         self.exchange.lose_connection();
         self.reason = with_causes(error);
         self.link = Link::Down(Instant::now() + self.pause);
-        self.pause = (self.pause * 2).clamp(PAUSE_FIRST, PAUSE_MAX);
+        self.pause = (self.pause * 2).max(PAUSE_FIRST).min(self.server.pause_max());
     }
 
     /// Tells the server that no more requests come; no request is in flight.

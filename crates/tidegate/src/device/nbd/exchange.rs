@@ -187,8 +187,8 @@ impl Exchange {
         self.flushes.clock()
     }
 
-    pub(super) fn watched(&self) -> &Watched {
-        &self.watched
+    pub(super) fn watched(&mut self) -> &mut Watched {
+        &mut self.watched
     }
 
     /// Returns whether no request is left.

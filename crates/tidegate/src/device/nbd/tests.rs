@@ -196,6 +196,28 @@ fn a_silent_server_fails_requests_at_their_time() {
     assert!(error.to_string().contains("cannot connect"), "the server is gone: {error}");
 }
 
+/// Each silent server takes an attempt to the end of a request's time, and the pauses grow.
+#[test]
+fn a_slow_server_is_reached_after_silent_ones_whatever_the_time_limit() {
+    let slow = |it: &mut UnixStream| {
+        std::thread::sleep(Duration::from_millis(100));
+        open_and_answer(it);
+    };
+    let mut handlers: Vec<Handler> = vec![open_export];
+    handlers.extend([be_silent as Handler; 7]);
+    handlers.push(slow);
+    let (_dir, path, server) = serve(handlers);
+    let device = NbdDevice::open(&options(&path, 640)).unwrap();
+    let write = || device.write(0, &[7; 4096], WriteFlags::default());
+    for _ in 0..7 {
+        let error = write().unwrap_err();
+        assert!(error.to_string().contains("time limit"), "{error}");
+    }
+    write().unwrap();
+    drop(device);
+    server.join().unwrap();
+}
+
 /// The server of the first connection dies silently; a smaller and a faulty one replace it.
 #[test]
 fn requests_in_flight_find_the_next_server_that_is_right() {

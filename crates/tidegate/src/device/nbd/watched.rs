@@ -11,6 +11,8 @@
 //!    the flush was sent.
 //! 3. A discard, a failed write, and two writes to a sector at a time leave a sector whose value is
 //!    not known. It is not compared, until a later write is flushed.
+//! 4. What a reconnection finds in a sector is its newest value, unless a write to it is under way,
+//!    which is sent again. A flush covers what the new server has, not a write that was lost.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -105,15 +107,27 @@ impl Watched {
         }
     }
 
-    /// Compares the export, which has `areas` after a reconnection.
+    /// Compares the export, which has `areas` after a reconnection, and notes what it has.
     ///
     /// # Errors
     /// Fails as [`NbdError::Unfit`] if it is another one.
-    pub(super) fn check(
-        &self,
+    pub(super) fn reconnect(
+        &mut self,
         areas: &[Part],
         describe: fn(&[Part]) -> String,
     ) -> Result<(), NbdError> {
+        self.compare(areas, describe)?;
+        for (offset, bytes) in sectors_of(areas) {
+            if let Some(sector) = self.sectors.get_mut(&offset)
+                && sector.open == 0
+            {
+                sector.add(Value::Bytes(bytes.into()));
+            }
+        }
+        Ok(())
+    }
+
+    fn compare(&self, areas: &[Part], describe: fn(&[Part]) -> String) -> Result<(), NbdError> {
         let differs = |(offset, bytes): &(u64, &[u8])| {
             self.sectors.get(offset).is_some_and(|sector| !sector.may_be(bytes))
         };
@@ -199,7 +213,7 @@ mod tests {
     /// Returns whether the export may be the one with `bytes` in its sectors.
     fn may_be(watched: &Watched, bytes: &[u8]) -> bool {
         let areas = bytes.iter().flat_map(|byte| sector(*byte)).collect();
-        watched.check(&[(0, areas)], |_| "it".into()).is_ok()
+        watched.compare(&[(0, areas)], |_| "it".into()).is_ok()
     }
 
     fn write(first: u64, bytes: &[u8]) -> OwnedOperation {
@@ -226,7 +240,7 @@ mod tests {
         assert!(may_be(&watched, &[1, 2]));
         assert!(!may_be(&watched, &[1, 3]) && !may_be(&watched, &[0, 0]));
         let areas = [(0, [sector(1), sector(3)].concat())];
-        let error = watched.check(&areas, |_| "ext 77".into()).unwrap_err().to_string();
+        let error = watched.compare(&areas, |_| "ext 77".into()).unwrap_err().to_string();
         for part in ["found ext 77", "offset 512", "start its server"] {
             assert!(error.contains(part), "{error}");
         }
@@ -278,6 +292,15 @@ mod tests {
         assert!(may_be(&watched, &[9]));
     }
 
+    #[test]
+    fn a_flush_covers_what_the_next_server_has_and_not_a_lost_write() {
+        let mut watched = Watched::new(&[(0, sector(1))]);
+        done(&mut watched, &write(0, &[2]));
+        watched.reconnect(&[(0, sector(1))], |_| "it".into()).unwrap();
+        flush(&mut watched);
+        assert!(may_be(&watched, &[1]) && !may_be(&watched, &[2]));
+    }
+
     #[derive(Debug, Clone)]
     enum Act {
         Write { first: u64, bytes: Vec<u8> },
@@ -297,7 +320,7 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever subset of the writes that are not flushed a server keeps, its export is known.
+        /// Whatever writes that are not flushed each server keeps, its export is known.
         #[test]
         fn the_own_export_is_never_another_one(acts in proptest::collection::vec(act(), 0..60)) {
             let mut watched = Watched::new(&[(0, vec![0; 4 * BLOCK_BYTES_MIN as usize])]);
@@ -332,7 +355,12 @@ mod tests {
                                 found[at] = byte;
                             }
                         }
-                        prop_assert!(may_be(&watched, &found), "{:?}", found);
+                        let bytes = found.iter().flat_map(|byte| sector(*byte)).collect();
+                        let again = watched.reconnect(&[(0, bytes)], |_| "it".into());
+                        prop_assert!(again.is_ok(), "{:?}", found);
+                        // The open writes are sent to the next server.
+                        durable = found;
+                        volatile.clear();
                     }
                 }
             }
