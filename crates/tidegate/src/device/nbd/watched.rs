@@ -12,7 +12,8 @@
 //! 3. A discard, a failed write, and two writes to a sector at a time leave a sector whose value is
 //!    not known. It is not compared, until a later write is flushed.
 //! 4. What a reconnection finds in a sector is its newest value, unless a write to it is under way,
-//!    which is sent again. A flush covers what the new server has, not a write that was lost.
+//!    which is sent again. A flush covers what the new server has, not a write that was lost. Where
+//!    the value may be one that is not known (3), it stays so: the next read may find another.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -118,10 +119,8 @@ impl Watched {
     ) -> Result<(), NbdError> {
         self.compare(areas, describe)?;
         for (offset, bytes) in sectors_of(areas) {
-            if let Some(sector) = self.sectors.get_mut(&offset)
-                && sector.open == 0
-            {
-                sector.add(Value::Bytes(bytes.into()));
+            if let Some(sector) = self.sectors.get_mut(&offset) {
+                sector.found(bytes);
             }
         }
         Ok(())
@@ -166,6 +165,16 @@ impl Sector {
             (self.values, self.replaced) = (vec![Value::Any], 0);
         }
         self.values.push(value);
+    }
+
+    /// Notes that a reconnection found `bytes`, one of the possible values.
+    fn found(&mut self, bytes: &[u8]) {
+        let newest = Value::Bytes(bytes.into());
+        if self.open > 0 || self.values.last() == Some(&newest) {
+            return;
+        }
+        let is_known = !self.values.contains(&Value::Any);
+        self.add(if is_known { newest } else { Value::Any });
     }
 
     fn may_be(&self, bytes: &[u8]) -> bool {
@@ -299,6 +308,27 @@ mod tests {
         watched.reconnect(&[(0, sector(1))], |_| "it".into()).unwrap();
         flush(&mut watched);
         assert!(may_be(&watched, &[1]) && !may_be(&watched, &[2]));
+    }
+
+    #[test]
+    fn what_a_discard_left_is_not_known_because_it_was_read_once() {
+        let (offset, len) = (0, SECTOR_BYTES);
+        let discarded = || {
+            let mut watched = Watched::new(&[(0, sector(1))]);
+            done(&mut watched, &OwnedOperation::Discard { offset, len });
+            watched
+        };
+        let mut watched = discarded();
+        watched.reconnect(&[(0, sector(0))], |_| "it".into()).unwrap();
+        flush(&mut watched);
+        assert!(may_be(&watched, &[9]));
+        for (found, is_compared) in [(0, false), (2, true)] {
+            let mut watched = discarded();
+            done(&mut watched, &write(0, &[2]));
+            watched.reconnect(&[(0, sector(found))], |_| "it".into()).unwrap();
+            flush(&mut watched);
+            assert_eq!(may_be(&watched, &[9]), !is_compared, "found {found}");
+        }
     }
 
     #[derive(Debug, Clone)]
