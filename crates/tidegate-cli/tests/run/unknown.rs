@@ -6,6 +6,7 @@ use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::process::Command;
+use std::time::Duration;
 
 use crate::crash::{Workers, kill_supervisor};
 use crate::power::Disk;
@@ -14,12 +15,14 @@ use crate::programs::compiled;
 use crate::support::ok;
 
 /// Covers files; tells; goes on when it is told to, by the end of a pipe.
-const PRELUDE: &str = "import os, subprocess, sys
+const PRELUDE: &str = "import os, subprocess, sys, time
 def overwrite(file, data, at=0): os.pwrite(file, data, at); os.fdatasync(file)
 def covered(name, size=8192):
     file = os.open(name, os.O_RDWR | os.O_CREAT)
     for _ in range(10): overwrite(file, b'.' * size)
     return file
+# A sync sooner after the last one does not look at the time of the file.
+def unhurried(): time.sleep(.001)
 def tell(number): print('told', number, flush=True)
 def wait():
     with open('go') as pipe: pipe.read()
@@ -48,8 +51,11 @@ impl Session {
         Self { disk, workers }
     }
 
-    /// What a program outside writes and syncs.
+    /// What a program outside writes and syncs, once the file can get a later time.
     fn write_outside(&self, name: &str, data: &[u8]) {
+        if !has_fine_times() {
+            std::thread::sleep(TICK);
+        }
         let file = File::options().write(true).open(self.disk.mount_point().join(name)).unwrap();
         file.write_all_at(data, 0).unwrap();
         file.sync_all().unwrap();
@@ -77,6 +83,17 @@ impl Session {
     }
 }
 
+/// The longest tick of the clock of file timestamps.
+const TICK: Duration = Duration::from_millis(10);
+
+/// Returns whether a file's time moves on by less than a tick once it was looked at: Linux 6.13 and
+/// newer.
+fn has_fine_times() -> bool {
+    let release = std::fs::read_to_string("/proc/sys/kernel/osrelease").unwrap();
+    let mut numbers = release.split(['.', '-']).map_while(|part| part.parse::<u32>().ok());
+    (numbers.next(), numbers.next()) >= (Some(6), Some(13))
+}
+
 fn recover(pool: &Path) -> (String, bool) {
     let mut command = Command::new(env!("CARGO_BIN_EXE_tidegate"));
     let output = command.args(["recover", "--replay"]).arg(pool).output().unwrap();
@@ -90,7 +107,7 @@ fn start_of(disk: &Disk, name: &str) -> u8 {
 
 /// Overwrites a file, and then another one all the time.
 const TWO_FILES: &str = "file, other = covered('file'), covered('other')
-overwrite(file, b'i' * 4096); tell(1)
+unhurried(); overwrite(file, b'i' * 4096); tell(1)
 while True: overwrite(other, b'x' * 100)
 ";
 
@@ -113,7 +130,9 @@ fn without_changes_from_outside_all_is_recovered() {
 
 #[test]
 fn what_was_synced_without_tidegate_after_all_was_killed_is_left_as_it_is() {
-    let mut session = Session::start("overwrite(covered('file'), b'i' * 4096); tell(1); wait()");
+    let mut session = Session::start(
+        "file = covered('file'); unhurried(); overwrite(file, b'i' * 4096); tell(1); wait()",
+    );
     session.workers.tree.kill();
     session.write_outside("file", &[b'o'; 4096]);
     let (disk, said, is_whole) = session.cut();
