@@ -42,7 +42,7 @@ pub(crate) struct Cli {
 }
 
 /// The memory under a pool.
-#[derive(Debug, Clone, Args)]
+#[derive(Debug, Clone, PartialEq, Args)]
 #[command(next_help_heading = "Memory")]
 pub(crate) struct MemoryArgs {
     /// What makes a store durable: adr (write back, fence), eadr (fence), msync, or volatile
@@ -91,6 +91,8 @@ pub(crate) enum Command {
     Stat(StatArgs),
     /// List the served pools of this machine, with those that are down
     List(ListArgs),
+    /// Have servers read their configuration file again: devices come, go and change
+    Reload(ReloadArgs),
     /// Copy a served pool, or its backing, as it is at one instant
     Snapshot(SnapshotArgs),
     /// Watch the work of a pool's server on a terminal
@@ -315,7 +317,7 @@ pub(crate) struct ServeArgs {
 }
 
 /// One device of `tidegate serve`: the export, the tiers before the pool, and the backing.
-#[derive(Debug, Clone, Args)]
+#[derive(Debug, Clone, PartialEq, Args)]
 #[expect(clippy::struct_excessive_bools, reason = "switches of a command line")]
 #[expect(clippy::option_option, reason = "an option with a value that may be left out")]
 pub(crate) struct DeviceArgs {
@@ -638,6 +640,24 @@ pub(crate) struct ListArgs {
     /// Print a line with commas for each device, below a line with the names of the columns
     #[arg(long)]
     pub(crate) csv: bool,
+}
+
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:
+  tidegate reload
+  tidegate reload /etc/tidegate/tidegate.toml
+
+A device that is new in the file is opened, and one that is no longer there is closed: its clients' \
+connections end once their requests are answered, and its tiers are written back. A device whose \
+table has changed is closed and opened anew; clients that connect meanwhile wait. If it cannot be \
+opened by the new table, it is opened by the old one again. Other devices are not touched. A file \
+with faults changes nothing. SIGHUP does the same, and logs it.
+
+Exit status: 0 all is as the file says; 1 a part could not be done, which is told; 2 wrong usage.")]
+pub(crate) struct ReloadArgs {
+    /// Only the servers of this file; each server of a file unless given
+    #[arg(value_name = "FILE")]
+    pub(crate) config: Option<PathBuf>,
 }
 
 /// Arguments of `tidegate top`.

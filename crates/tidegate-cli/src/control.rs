@@ -121,17 +121,20 @@ pub(crate) fn listen_by_pool(served: &Served) -> Option<ControlServer> {
     }
 }
 
-/// Answers requests for the list of `devices`, which clients reach at `addresses`, until the server
-/// is dropped. Returns `None` if the server cannot listen; the devices are served all the same.
+/// Answers requests for the list of `devices`, which clients reach at `addresses`, and by `reload`
+/// those to read a file again, until the server is dropped. Returns `None` if the server cannot
+/// listen; the devices are served all the same.
 pub(crate) fn listen_for_lists(
     devices: &Arc<Devices>,
     addresses: &[ListenAddress],
+    reload: impl Fn(Option<&Path>) -> Reply + Send + Sync + 'static,
 ) -> Option<ControlServer> {
     let addresses: Vec<_> = addresses.iter().map(ToString::to_string).collect();
     let devices = Arc::clone(devices);
     let start = move |path| {
         ControlServer::start(&[path], move |request, _| match request {
             Request::List => Reply::List { devices: devices.listed(&addresses) },
+            Request::Reload { config } => reload(config.as_deref()),
             _ => Reply::Failed { message: "this socket is of no single pool".into() },
         })
     };
@@ -163,26 +166,38 @@ pub(crate) struct Servers {
 /// Asks all servers of this machine that this user may ask for their devices. A server that hangs
 /// hides no other.
 pub(crate) fn list() -> Servers {
+    let mut servers = Servers::default();
+    for (socket, answer) in ask_servers(&Request::List) {
+        match answer {
+            Some(Reply::List { devices }) => servers.devices.extend(devices),
+            _ => servers.silent.push(socket),
+        }
+    }
+    servers
+}
+
+/// Asks all servers of this machine that this user may ask. Returns the socket of each, with its
+/// answer, or `None` if it does not answer.
+pub(crate) fn ask_servers(request: &Request) -> Vec<(PathBuf, Option<Reply>)> {
     let entries = socket_directories().into_iter().flat_map(std::fs::read_dir).flatten().flatten();
     let sockets = entries.map(|entry| entry.path());
     let mut sockets: Vec<_> =
         sockets.filter(|path| path.extension().is_some_and(|ending| ending == LISTS)).collect();
     sockets.sort();
-    let mut servers = Servers::default();
-    for socket in sockets {
-        let asked = match ask(&socket, &Request::List) {
+    let answer = |socket: PathBuf| {
+        let asked = match ask(&socket, request) {
             // A server that ends meanwhile breaks the connection, and is not found again.
-            Err(error) if error.kind() != ErrorKind::TimedOut => ask(&socket, &Request::List),
+            Err(error) if error.kind() != ErrorKind::TimedOut => ask(&socket, request),
             asked => asked,
         };
         match asked {
-            Ok(Asked::Reply(Reply::List { devices })) => servers.devices.extend(devices),
+            Ok(Asked::Reply(reply)) => Some((socket, Some(reply))),
             // The server has ended since, or was killed.
-            Ok(Asked::Nobody | Asked::Other) => {}
-            Ok(Asked::Reply(_)) | Err(_) => servers.silent.push(socket),
+            Ok(Asked::Nobody | Asked::Other) => None,
+            Err(_) => Some((socket, None)),
         }
-    }
-    servers
+    };
+    sockets.into_iter().filter_map(answer).collect()
 }
 
 fn replied(answer: Result<Reply>) -> Reply {
@@ -199,7 +214,7 @@ pub(crate) fn show_metrics(
     exports: &ExportTable,
 ) -> Result<MetricsServer> {
     let (devices, exports) = (Arc::clone(devices), exports.clone());
-    Ok(MetricsServer::start(address, move || readings(devices.all(), &exports))?)
+    Ok(MetricsServer::start(address, move || readings(&devices.all(), &exports))?)
 }
 
 /// Returns the counts of all `devices` since their resets, labelled with their exports' names.
@@ -279,7 +294,9 @@ fn answer(request: &Request, served: &Served, client: BorrowedFd<'_>) -> Result<
             let Purged { freed_bytes, left_bytes } = stack.purge()?;
             Reply::Purged { freed_bytes, left_bytes }
         }
-        Request::List => bail!("this socket is of one pool: `tidegate list` finds all of them"),
+        Request::List | Request::Reload { .. } => {
+            bail!("this socket is of one pool: `tidegate list` finds the servers")
+        }
         Request::Snapshot { file } => {
             let Made { bytes, held, backing } = served.copy_to(file, client)?;
             let held_ns = u64::try_from(held.as_nanos()).unwrap_or(u64::MAX);

@@ -2,17 +2,21 @@
 //!
 //! A device is served, or down with the cause of its last failure to open. A thread of
 //! [`opening`](crate::opening) changes that; other parts of the server ask for the present state.
+//! [`reload`](crate::reload) closes devices, and adds others.
 
+use std::convert::Infallible;
 use std::sync::Arc;
+use std::sync::mpsc::Receiver;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
-use parking_lot::Mutex;
+use parking_lot::{Mutex, RwLock};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use tidegate::device::wake::Wake;
 use tidegate_serve::Worker;
 use tidegate_serve::control::{ControlServer, Listed};
 use tidegate_serve::nbd::StopHandle;
+use tidegate_serve::ublk::has_users;
 
 use crate::notify::notify;
 use crate::plan::DevicePlan;
@@ -29,9 +33,19 @@ pub(crate) struct Ends {
     pub(crate) removals: Option<Worker>,
 }
 
+/// A device that is open.
+pub(crate) struct Opened {
+    pub(crate) served: Served,
+    pub(crate) ends: Ends,
+    /// Hangs up once the pool is free for another process.
+    pub(crate) released: Receiver<Infallible>,
+}
+
 /// A device of a server.
 pub(crate) struct Device {
     pub(crate) plan: Arc<DevicePlan>,
+    /// Ends attempts to open the device, and its snapshots; the server's stop does so too.
+    pub(crate) stop: StopHandle,
     state: Mutex<State>,
 }
 
@@ -39,20 +53,57 @@ pub(crate) struct Device {
 #[derive(Default)]
 struct State {
     is_opening: bool,
+    is_closing: bool,
     /// The cause of the last failure to open.
     cause: Option<String>,
-    open: Option<(Served, Ends)>,
+    open: Option<Opened>,
+    /// The thread that opens the device.
+    opener: Option<Worker>,
+    /// The control socket that the configuration names.
+    control: Option<ControlServer>,
 }
 
 impl Device {
-    fn new(plan: DevicePlan) -> Self {
+    /// Returns a device that is not open.
+    ///
+    /// # Errors
+    /// The system has no descriptor left.
+    pub(crate) fn new(plan: Arc<DevicePlan>, stop: &StopHandle) -> Result<Arc<Self>> {
         let state = State { is_opening: true, ..State::default() };
-        Self { plan: Arc::new(plan), state: Mutex::new(state) }
+        Ok(Arc::new(Self { plan, stop: stop.part()?, state: Mutex::new(state) }))
     }
 
     /// Returns the pool if it is open.
     pub(crate) fn served(&self) -> Option<Served> {
-        self.state.lock().open.as_ref().map(|(served, _)| served.clone())
+        self.state.lock().open.as_ref().map(|opened| opened.served.clone())
+    }
+
+    /// Notes the thread that opens the device.
+    pub(crate) fn set_opener(&self, opener: Worker) {
+        self.state.lock().opener = Some(opener);
+    }
+
+    /// Notes the control socket that the configuration names.
+    pub(crate) fn set_control(&self, control: Option<ControlServer>) {
+        self.state.lock().control = control;
+    }
+
+    /// Takes the thread that opens the device. Dropping it ends the attempts, and waits for the
+    /// one under way.
+    pub(crate) fn take_opener(&self) -> Option<Worker> {
+        self.state.lock().opener.take()
+    }
+
+    /// Takes the control socket that the configuration names.
+    pub(crate) fn take_control(&self) -> Option<ControlServer> {
+        self.state.lock().control.take()
+    }
+
+    /// Takes the open pool, to close it.
+    pub(crate) fn take_open(&self) -> Option<Opened> {
+        let mut state = self.state.lock();
+        state.is_closing = true;
+        state.open.take()
     }
 
     /// Returns the cause if the device is down.
@@ -63,7 +114,9 @@ impl Device {
 
     fn listed(&self, addresses: &[String]) -> Listed {
         let (served, cause) = (self.served(), self.cause());
+        let is_closing = self.state.lock().is_closing;
         let state = match (&served, &cause) {
+            _ if is_closing => "closing",
             (Some(_), _) => "up",
             (None, Some(_)) => "down",
             (None, None) => "opening",
@@ -87,6 +140,17 @@ impl Device {
         }
     }
 
+    /// Returns whether the pool is open.
+    pub(crate) fn is_open(&self) -> bool {
+        self.state.lock().open.is_some()
+    }
+
+    /// Returns whether the device is a block device that is in use.
+    pub(crate) fn is_used(&self) -> bool {
+        let block_device = self.served().and_then(|served| served.block_device);
+        block_device.is_some_and(|block_device| has_users(&block_device.path))
+    }
+
     /// Returns whether an attempt to open the pool is under way.
     pub(crate) fn is_opening(&self) -> bool {
         self.state.lock().is_opening
@@ -100,13 +164,13 @@ impl Device {
     /// Takes the parts that end before the pool is closed.
     pub(crate) fn take_ends(&self) -> Ends {
         let mut state = self.state.lock();
-        state.open.as_mut().map(|(_, ends)| std::mem::take(ends)).unwrap_or_default()
+        state.open.as_mut().map(|opened| std::mem::take(&mut opened.ends)).unwrap_or_default()
     }
 }
 
 /// The devices of a server, in the order of the configuration.
 pub(crate) struct Devices {
-    all: Vec<Arc<Device>>,
+    all: RwLock<Vec<Arc<Device>>>,
     attempt_ended: Wake,
     /// The state that the service manager knows, once the server is ready.
     told: Mutex<Option<String>>,
@@ -117,37 +181,49 @@ impl Devices {
     ///
     /// # Errors
     /// The system has no descriptor left.
-    pub(crate) fn new(plans: Vec<DevicePlan>) -> Result<Arc<Self>> {
-        let all = plans.into_iter().map(|plan| Arc::new(Device::new(plan))).collect();
+    pub(crate) fn new(plans: Vec<DevicePlan>, stop: &StopHandle) -> Result<Arc<Self>> {
+        let all = plans.into_iter().map(|plan| Device::new(Arc::new(plan), stop));
+        let all = RwLock::new(all.collect::<Result<_>>()?);
         let attempt_ended = Wake::new().context("cannot make an eventfd")?;
         Ok(Arc::new(Self { all, attempt_ended, told: Mutex::default() }))
     }
 
     /// Returns all devices.
-    pub(crate) fn all(&self) -> &[Arc<Device>] {
-        &self.all
+    pub(crate) fn all(&self) -> Vec<Arc<Device>> {
+        self.all.read().clone()
+    }
+
+    /// Replaces the list of devices.
+    pub(crate) fn set_all(&self, all: Vec<Arc<Device>>) {
+        *self.all.write() = all;
+        self.tell_status();
     }
 
     /// Returns the pools that are open.
     pub(crate) fn served(&self) -> Vec<Served> {
-        self.all.iter().filter_map(|device| device.served()).collect()
+        self.all().iter().filter_map(|device| device.served()).collect()
     }
 
     /// Describes all devices, which clients reach at `addresses`.
     pub(crate) fn listed(&self, addresses: &[String]) -> Vec<Listed> {
-        self.all.iter().map(|device| device.listed(addresses)).collect()
+        self.all().iter().map(|device| device.listed(addresses)).collect()
     }
 
     /// Notes the outcome of an attempt to open `device`: the open pool, or the cause of a failure.
-    pub(crate) fn end_attempt(&self, device: &Device, outcome: Result<(Served, Ends), String>) {
+    pub(crate) fn end_attempt(&self, device: &Device, outcome: Result<Opened, String>) {
         let mut state = device.state.lock();
         state.is_opening = false;
         match outcome {
-            Ok(open) => state.open = Some(open),
+            Ok(opened) => state.open = Some(opened),
             Err(cause) => state.cause = Some(cause),
         }
         drop(state);
         self.attempt_ended.wake();
+        self.tell_status();
+    }
+
+    /// Tells the service manager the state if it has changed since the server was ready.
+    fn tell_status(&self) {
         let mut told = self.told.lock();
         let status = self.status();
         if told.as_ref().is_some_and(|told| *told != status) {
@@ -165,14 +241,16 @@ impl Devices {
     }
 
     fn status(&self) -> String {
-        status_of(self.served().len(), self.all.len())
+        let all = self.all();
+        let served = all.iter().filter(|device| device.is_open()).count();
+        status_of(served, all.len())
     }
 
     /// Waits until no attempt to open a device is under way, at most `limit`, or until `stop` is
     /// signalled.
     pub(crate) fn await_attempts(&self, limit: Duration, stop: Option<&StopHandle>) {
         let until = Instant::now() + limit;
-        while self.all.iter().any(|device| device.is_opening()) {
+        while self.all().iter().any(|device| device.is_opening()) {
             let left = until.saturating_duration_since(Instant::now());
             let mut ready = vec![PollFd::new(&self.attempt_ended, PollFlags::IN)];
             ready.extend(stop.map(|stop| PollFd::new(stop, PollFlags::IN)));

@@ -16,10 +16,12 @@ mod opening;
 mod output;
 mod plan;
 mod pool;
+mod reload;
 mod removed;
 mod served;
 mod signals;
 mod snapshot;
+mod tls;
 mod ublk;
 mod waits;
 

@@ -1,7 +1,7 @@
 //! Opens the pools of devices and offers them to clients, and tries again where that fails.
 //!
 //! Invariants:
-//! 1. A device that is down keeps nothing open and holds no lock.
+//! 1. A device that is down keeps nothing open and holds no lock, nor does one that was closed.
 //! 2. An attempt that fails has one line in the log if its cause differs from the last one.
 //! 3. While the pool or its backing does not exist, no attempt is made before they appear. After
 //!    other failures the pauses grow to [`PAUSE_MAX`].
@@ -9,6 +9,7 @@
 
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::sync::mpsc::channel;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
@@ -24,7 +25,7 @@ use tidegate_serve::Worker;
 use tidegate_serve::nbd::{Export, ExportTable, StopHandle};
 
 use crate::appearance::{self, first_absent};
-use crate::devices::{Device, Devices, Ends};
+use crate::devices::{Device, Devices, Ends, Opened};
 use crate::log::{Level, say, say_of};
 use crate::output::one_line;
 use crate::plan::DevicePlan;
@@ -42,38 +43,41 @@ const PAUSE_MAX: Duration = Duration::from_secs(60);
 #[derive(Clone)]
 pub(crate) struct Opener {
     exports: ExportTable,
-    devices: Arc<Devices>,
-    stop: StopHandle,
+    pub(crate) devices: Arc<Devices>,
 }
 
 impl Opener {
     /// Returns an opener of `devices`, which clients find in `exports`.
-    pub(crate) fn new(exports: &ExportTable, devices: &Arc<Devices>, stop: &StopHandle) -> Self {
-        let (exports, devices) = (exports.clone(), Arc::clone(devices));
-        Self { exports, devices, stop: stop.clone() }
+    pub(crate) fn new(exports: &ExportTable, devices: &Arc<Devices>) -> Self {
+        Self { exports: exports.clone(), devices: Arc::clone(devices) }
     }
 
-    /// Opens each device. Returns no thread, since none tries again.
+    /// Opens each device.
     ///
     /// # Errors
     /// A device cannot be opened.
-    pub(crate) fn open_all(&self) -> Result<Vec<Worker>> {
-        self.devices.all().iter().try_for_each(|device| self.attempt(device))?;
-        Ok(Vec::new())
+    pub(crate) fn open_all(&self) -> Result<()> {
+        self.devices.all().iter().try_for_each(|device| self.attempt(device))
     }
 
-    /// Starts a thread for each device, which opens it and ends when that has succeeded, or when
-    /// the server stops.
+    /// Starts a thread for each device.
     ///
     /// # Errors
     /// The system refuses a thread.
-    pub(crate) fn start(&self) -> Result<Vec<Worker>> {
-        let start = |device: &Arc<Device>| {
-            let (opener, device) = (self.clone(), Arc::clone(device));
-            let run = move |stop: &StopHandle| opener.keep_trying(&device, stop);
-            Ok(Worker::start("device-opener", self.stop.clone(), run)?)
-        };
-        self.devices.all().iter().map(start).collect()
+    pub(crate) fn start_all(&self) -> Result<()> {
+        self.devices.all().iter().try_for_each(|device| self.start(device))
+    }
+
+    /// Starts a thread that opens the device and ends when that has succeeded, or when the device
+    /// is to be closed.
+    ///
+    /// # Errors
+    /// The system refuses a thread.
+    pub(crate) fn start(&self, device: &Arc<Device>) -> Result<()> {
+        let (opener, opened) = (self.clone(), Arc::clone(device));
+        let run = move |stop: &StopHandle| opener.keep_trying(&opened, stop);
+        device.set_opener(Worker::start("device-opener", device.stop.clone(), run)?);
+        Ok(())
     }
 
     fn keep_trying(&self, device: &Device, stop: &StopHandle) {
@@ -107,7 +111,7 @@ impl Opener {
     /// The pool, its tiers or its backing cannot be opened, or it cannot be a block device.
     fn attempt(&self, device: &Device) -> Result<()> {
         device.begin();
-        let opened = self.open(&device.plan).inspect_err(|_| {
+        let opened = self.open(device).inspect_err(|_| {
             // The name is announced, so this cannot fail.
             let _ = self.exports.refuse(&device.plan.args.export);
         });
@@ -119,7 +123,8 @@ impl Opener {
         result
     }
 
-    fn open(&self, plan: &Arc<DevicePlan>) -> Result<(Served, Ends)> {
+    fn open(&self, device: &Device) -> Result<Opened> {
+        let Device { plan, stop, .. } = device;
         ublk::expect_driver(&plan.args)?;
         let stack = open_stack(plan)?;
         let mut unused = Unused(Some(Arc::clone(&stack)));
@@ -128,20 +133,22 @@ impl Opener {
         let device = watched(plan, &gate);
         let export = Export::new(plan.args.export.clone(), Arc::clone(&device));
         let export = export.read_only(plan.args.read_only);
+        let (in_use, released) = channel();
         let mut served = Served {
             plan: Arc::clone(plan),
             file: Arc::new(open_pool_file(&plan.pool)?),
             stack,
             gate,
-            stop: self.stop.clone(),
-            statistics: self.exports.statistics_of(std::slice::from_ref(&export)),
+            stop: stop.clone(),
+            statistics: self.exports.statistics_of(&export),
             block_device: None,
+            _in_use: in_use,
         };
-        let attached = ublk::attach(&mut served, &device, &self.stop)?;
+        let attached = ublk::attach(&mut served, &device, stop)?;
         let (control, removals) = (control::listen_by_pool(&served), watch_files(&served));
         self.exports.offer(export)?;
         unused.0 = None;
-        Ok((served, Ends { attached, control, removals }))
+        Ok(Opened { served, ends: Ends { attached, control, removals }, released })
     }
 }
 

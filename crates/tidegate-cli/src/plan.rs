@@ -38,7 +38,7 @@ pub(crate) struct DevicePlan {
 }
 
 /// Transport security.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct TlsFiles {
     pub(crate) mode: TlsMode,
     pub(crate) certificate: PathBuf,
@@ -72,6 +72,30 @@ impl ServePlan {
             devices: vec![DevicePlan { pool, args: device, memory, origin: None }],
             tries_again: false,
         })
+    }
+}
+
+impl ServePlan {
+    /// Returns the keys of the settings, of the server as a whole, that differ in `other`.
+    pub(crate) fn settings_that_differ(&self, other: &Self) -> Vec<&'static str> {
+        let differ = [
+            ("nbd", self.nbd != other.nbd),
+            ("metrics", self.metrics != other.metrics),
+            ("tls", self.tls != other.tls),
+            ("max-connections", self.limits.connections != other.limits.connections),
+            ("request-memory", self.limits.memory_bytes != other.limits.memory_bytes),
+            ("stop-timeout", self.stop_timeout != other.stop_timeout),
+            ("log-format", self.log_format != other.log_format),
+            ("log-level", self.log_level != other.log_level),
+        ];
+        differ.into_iter().filter_map(|(key, differs)| differs.then_some(key)).collect()
+    }
+}
+
+impl DevicePlan {
+    /// Returns whether `other` is the same device, opened in the same way.
+    pub(crate) fn is_as(&self, other: &Self) -> bool {
+        (&self.pool, &self.args, &self.memory) == (&other.pool, &other.args, &other.memory)
     }
 }
 

@@ -1,8 +1,10 @@
 //! A served pool, for the control socket and for copies.
 
+use std::convert::Infallible;
 use std::fs::File;
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::sync::mpsc::Sender;
 
 use tidegate::device::gate::Gate;
 use tidegate::stack::Stack;
@@ -19,12 +21,14 @@ pub(crate) struct Served {
     pub(crate) stack: Arc<Stack>,
     /// The gate that all changes by clients pass.
     pub(crate) gate: Arc<Gate>,
-    /// Readable once the server is to stop.
+    /// Readable once the device is to be closed.
     pub(crate) stop: StopHandle,
     /// Counts of its NBD clients' requests; connections are counted for the whole server.
     pub(crate) statistics: StatisticsSource,
     /// The pool as a block device of this machine.
     pub(crate) block_device: Option<BlockDeviceOfPool>,
+    /// Its receiver hangs up once the last copy of this is dropped, the stack first.
+    pub(crate) _in_use: Sender<Infallible>,
 }
 
 /// A block device of this machine, for statistics and for people.

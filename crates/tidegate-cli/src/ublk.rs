@@ -53,6 +53,14 @@ fn survives_a_kill(args: &DeviceArgs) -> bool {
     args.dram.policy == Policy::None && !args.atomic_flush
 }
 
+/// Returns whether the server of `new` takes up the block device that the one of `old` leaves in
+/// use.
+pub(crate) fn can_take_up(old: &DevicePlan, new: &DevicePlan) -> bool {
+    let recovers = survives_a_kill(&old.args) && survives_a_kill(&new.args);
+    let is_same = old.pool == new.pool && old.args.read_only == new.args.read_only;
+    recovers && is_same && new.args.ublk.is_some()
+}
+
 /// Checks that this process can make a block device, if the pool of `args` is to be one.
 ///
 /// # Errors

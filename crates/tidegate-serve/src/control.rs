@@ -1,5 +1,6 @@
 //! The control sockets of a server. Their owner reads a stack's counts, resets them, changes
-//! settings, destages or empties a cache, copies a pool, and lists the devices.
+//! settings, destages or empties a cache, copies a pool, lists the devices, and has the
+//! configuration read again.
 //!
 //! A client sends one request and gets one reply; each is a JSON object in a line.
 //!
@@ -59,6 +60,12 @@ pub enum Request {
     },
     /// List the devices of the server.
     List,
+    /// Read the server's configuration file again.
+    Reload {
+        /// The file, absolute: a server of another one does nothing. Without it, each server of a
+        /// file reads its own.
+        config: Option<PathBuf>,
+    },
 }
 
 /// A device of a server; the keys are a contract with scripts.
@@ -129,6 +136,17 @@ pub enum Reply {
         /// The devices.
         devices: Vec<Listed>,
     },
+    /// The configuration file was read again.
+    Reloaded {
+        /// The file.
+        config: PathBuf,
+        /// What has changed, a line each.
+        changes: Vec<String>,
+        /// What failed, a line each, and is as it was before.
+        failures: Vec<String>,
+    },
+    /// The server has no such configuration file.
+    NotReloaded,
     /// The request was refused.
     Failed {
         /// Why, in one line.
@@ -141,7 +159,11 @@ impl Request {
     fn may_take_long(&self) -> bool {
         match self {
             Self::Stat | Self::Reset | Self::List => false,
-            Self::Set { .. } | Self::Flush | Self::Purge | Self::Snapshot { .. } => true,
+            Self::Set { .. }
+            | Self::Flush
+            | Self::Purge
+            | Self::Snapshot { .. }
+            | Self::Reload { .. } => true,
         }
     }
 }
@@ -373,6 +395,7 @@ mod tests {
             Request::Purge => Reply::Purged { freed_bytes: 4096, left_bytes: 0 },
             Request::Snapshot { file } => Reply::failed(file.display()),
             Request::List => Reply::List { devices: vec![Listed::default()] },
+            Request::Reload { .. } => Reply::NotReloaded,
         };
         (ControlServer::start(std::slice::from_ref(&path), answer).expect("it listens"), path)
     }

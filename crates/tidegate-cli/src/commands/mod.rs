@@ -13,6 +13,7 @@ mod info;
 mod list;
 mod pages;
 mod recover;
+mod reload;
 mod run;
 mod serve;
 mod set;
@@ -44,6 +45,7 @@ pub(crate) fn run(cli: Cli) -> anyhow::Result<ExitCode> {
         Command::Flush(args) => flush::run(&args),
         Command::Stat(args) => stat::run(&args),
         Command::List(args) => list::run(&args),
+        Command::Reload(args) => reload::run(&args),
         Command::Snapshot(args) => snapshot::run(&args),
         Command::Top(args) => top::run(&args),
         Command::Pages(args) => pages::run(&args),

@@ -3,34 +3,27 @@
 
 use std::io;
 use std::net::IpAddr;
-use std::os::unix::fs::MetadataExt;
-use std::path::Path;
-use std::sync::Arc;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 use tidegate::size::Size;
-use tidegate_serve::Worker;
 use tidegate_serve::control::ControlServer;
 use tidegate_serve::metrics::MetricsServer;
-use tidegate_serve::nbd::{
-    ListenAddress, Server, ServerBuilder, Statistics, StopHandle, Tls, TlsMode,
-};
+use tidegate_serve::nbd::{ListenAddress, Server, ServerBuilder, Statistics, StopHandle, Tls};
 
 use crate::args::ServeArgs;
 use crate::deadline::Deadline;
-use crate::devices::Devices;
+use crate::devices::{Device, Devices};
 use crate::log::{self, Level, say};
 use crate::opening::Opener;
 use crate::output::{field, line, one_line, print_lines};
 use crate::plan::{DevicePlan, ServePlan, TlsFiles};
+use crate::reload::{FIRST_ATTEMPTS, LAST_ATTEMPTS, Reloader};
 use crate::served::{BlockDeviceOfPool, Served};
-use crate::{config, control, signals, ublk, waits};
-
-/// Time in which each device is opened, or fails, before the server says that it is ready.
-const FIRST_ATTEMPTS: Duration = Duration::from_secs(10);
-/// Time of a stop for attempts to open devices to end.
-const LAST_ATTEMPTS: Duration = Duration::from_secs(2);
+use crate::tls::demands_certificates;
+use crate::{config, control, signals, tls, ublk, waits};
 
 /// Runs the command until a signal ends it.
 ///
@@ -43,55 +36,68 @@ pub(crate) fn run(args: &ServeArgs) -> Result<()> {
         None => ServePlan::of_arguments(args)?,
     };
     log::set_up(plan.log_format, plan.log_level)?;
-    serve(plan)
+    let config = args.config.as_ref().map(std::path::absolute).transpose()?;
+    serve(plan, config)
 }
 
-fn serve(plan: ServePlan) -> Result<()> {
-    let tls = plan.tls.as_ref().map(tls).transpose()?;
+fn serve(plan: ServePlan, config: Option<PathBuf>) -> Result<()> {
+    let tls = plan.tls.as_ref().map(tls::read).transpose()?;
     // Before the first client connects: no signal is lost, and none kills the process.
     let signals = signals::catch()?;
     let (stop, deadline) = (StopHandle::new()?, Deadline::watch(plan.stop_timeout)?);
-    let (reloaded, files) = (tls.clone(), plan.tls.clone());
-    let reload = || reload(reloaded.as_ref(), files.as_ref());
-    signals.during(&stop, &deadline, &reload, || serve_until(plan, tls, &stop, &deadline))
+    let reloader = OnceLock::<Arc<Reloader>>::new();
+    let reload = || match reloader.get() {
+        Some(reloader) => reloader.by_signal(),
+        None => say(Level::Info, "SIGHUP: nothing is read again while the server starts"),
+    };
+    signals.during(&stop, &deadline, &reload, || {
+        serve_until(plan, config, tls, &stop, &deadline, &reloader)
+    })
 }
 
 /// Opens the pools and serves them until `stop` is signalled.
 fn serve_until(
-    plan: ServePlan,
+    mut plan: ServePlan,
+    config: Option<PathBuf>,
     tls: Option<Tls>,
     stop: &StopHandle,
     deadline: &Deadline,
+    reloading: &OnceLock<Arc<Reloader>>,
 ) -> Result<()> {
     ublk::prepare(&plan.devices);
     // All sockets first: if an address is in use, no pool has changed.
-    let server = bind(&plan, tls)?;
+    let server = bind(&plan, tls.clone())?;
     let (addresses, exports) = (server.addresses(), server.exports());
-    let devices = Devices::new(plan.devices)?;
-    let control = devices.all().iter().map(control::listen).collect::<Result<Vec<_>>>()?;
-    let lists = control::listen_for_lists(&devices, &addresses);
+    let devices = Devices::new(std::mem::take(&mut plan.devices), stop)?;
+    devices.all().iter().try_for_each(listen)?;
+    let opener = Opener::new(&exports, &devices);
+    let reloader = Arc::new(Reloader::new(config, plan, tls, &exports, &opener, stop));
+    let answering = Arc::clone(&reloader);
+    let reload = move |wanted: Option<&Path>| answering.answer(wanted);
+    let lists = control::listen_for_lists(&devices, &addresses, reload);
+    let plan = &reloader.plan;
     let show = |address| control::show_metrics(address, &devices, &exports);
     let metrics = plan.metrics.as_ref().map(show).transpose()?;
     deadline.serves(&devices);
     let waits = waits::watch()?;
-    let opener = Opener::new(&exports, &devices, stop);
-    let openers = if plan.tries_again { opener.start()? } else { opener.open_all()? };
+    let turn = reloader.wait_for_start();
+    // Nothing else sets it.
+    let _ = reloading.set(Arc::clone(&reloader));
+    let opening = if plan.tries_again { opener.start_all() } else { opener.open_all() };
+    opening?;
     let started = Instant::now();
-    let announce = || {
+    let run = run_server(server, stop, || {
         devices.await_attempts(FIRST_ATTEMPTS, Some(stop));
-        announce(&devices, &addresses, metrics.as_ref(), plan.tls.as_ref())
-    };
-    let run = run_server(server, stop, announce);
-    end_openers(&devices, openers);
+        let announced = announce(&devices, &addresses, metrics.as_ref(), plan.tls.as_ref());
+        drop(turn);
+        announced
+    });
+    let reloaded = reloader.end();
+    end_openers(&devices);
     let served = devices.served();
-    let mut ends: Vec<_> = devices.all().iter().map(|device| device.take_ends()).collect();
-    let detached = ublk::stop_all(ends.iter_mut().filter_map(|ends| ends.attached.take()));
-    // From now on no request changes a pool while its tiers are drained.
-    for ((device, control), ends) in devices.all().iter().zip(control).zip(ends) {
-        end_control(&device.plan, control.into_iter().chain(ends.control));
-        drop(ends.removals);
-    }
-    drop((metrics, lists));
+    let detached = end_clients(&devices);
+    drop(metrics);
+    end_lists(lists, reloaded.is_ok());
     let closed = close_all(&served);
     drop(waits);
     let of_devices = served.iter().filter_map(|one| one.block_device.clone());
@@ -101,7 +107,25 @@ fn serve_until(
     // Standard output may take no bytes, so the summary is within the deadline.
     deadline.meet();
     // The data comes first: a failure to print must not hide what was not written back.
-    first_failure([closed, run, detached, printed.map_err(Into::into)])
+    first_failure([closed, run, detached, reloaded, printed.map_err(Into::into)])
+}
+
+/// Answers requests at the control socket of the device's table.
+fn listen(device: &Arc<Device>) -> Result<()> {
+    device.set_control(control::listen(device)?);
+    Ok(())
+}
+
+/// Ends the block devices and the control sockets: no request changes a pool any more.
+fn end_clients(devices: &Devices) -> Result<()> {
+    let all = devices.all();
+    let mut ends: Vec<_> = all.iter().map(|device| device.take_ends()).collect();
+    let detached = ublk::stop_all(ends.iter_mut().filter_map(|ends| ends.attached.take()));
+    for (device, ends) in all.iter().zip(ends) {
+        end_control(&device.plan, device.take_control().into_iter().chain(ends.control));
+        drop(ends.removals);
+    }
+    detached
 }
 
 /// Runs `server` until `stop` is signalled, and `announce` beside it: clients of devices that are
@@ -123,9 +147,10 @@ fn run_server(
 
 /// Ends the threads that open devices. A backing that does not answer may hold one of them for
 /// long: the process ends without that one, as if it were killed before the device was open.
-fn end_openers(devices: &Devices, openers: Vec<Worker>) {
+fn end_openers(devices: &Devices) {
     devices.await_attempts(LAST_ATTEMPTS, None);
-    for (device, mut opener) in devices.all().iter().zip(openers) {
+    for device in devices.all() {
+        let Some(mut opener) = device.take_opener() else { continue };
         if device.is_opening() {
             let pool = device.plan.pool.display();
             say(
@@ -134,6 +159,15 @@ fn end_openers(devices: &Devices, openers: Vec<Worker>) {
             );
             opener.abandon();
         }
+    }
+}
+
+/// Ends the socket for lists, without waiting for a reload that does not end.
+fn end_lists(lists: Option<ControlServer>, has_reloaded: bool) {
+    if has_reloaded {
+        drop(lists);
+    } else {
+        lists.into_iter().for_each(ControlServer::abandon);
     }
 }
 
@@ -193,46 +227,6 @@ fn bind(plan: &ServePlan, tls: Option<Tls>) -> Result<Server> {
     Ok(builder.bind(&plan.nbd)?)
 }
 
-fn tls(files: &TlsFiles) -> Result<Tls> {
-    let TlsFiles { mode, certificate, key, authorities } = files;
-    let tls = Tls::from_files(*mode, certificate, key, authorities.as_deref())?;
-    warn_of_readers(key);
-    Ok(tls)
-}
-
-/// Reads the TLS files again. A server without TLS has none.
-fn reload(tls: Option<&Tls>, files: Option<&TlsFiles>) {
-    let (Some(tls), Some(files)) = (tls, files) else {
-        let nothing = "SIGHUP: nothing is read again, for the server has no TLS certificate";
-        return say(Level::Info, nothing);
-    };
-    let certificate = files.certificate.display();
-    match tls.reload() {
-        Ok(()) => {
-            warn_of_readers(&files.key);
-            say(
-                Level::Info,
-                format_args!("SIGHUP: connections get the TLS certificate in {certificate} now"),
-            );
-        }
-        Err(error) => say(
-            Level::Error,
-            format_args!("SIGHUP: the TLS certificate of before stays in use: {error}"),
-        ),
-    }
-}
-
-/// Warns if all users can read the private key in `key`.
-fn warn_of_readers(key: &Path) {
-    let others = key.metadata().map_or(0, |found| found.mode() & 0o006);
-    if others != 0 {
-        say(
-            Level::Warning,
-            format_args!("all users of this machine can read {}; chmod o-rw it", key.display()),
-        );
-    }
-}
-
 /// Prints the devices that are served and the server's addresses; `ready` is the last line.
 fn announce(
     devices: &Devices,
@@ -288,11 +282,6 @@ fn announce_address(
         field("try", format_args!("nbdinfo '{uri}'"))?;
     }
     Ok(())
-}
-
-/// Returns whether every client must show a certificate, which clients without TLS never do.
-fn demands_certificates(tls: Option<&TlsFiles>) -> bool {
-    tls.is_some_and(|tls| tls.mode == TlsMode::Required && tls.authorities.is_some())
 }
 
 /// Prints the name of the export if there are several.

@@ -156,7 +156,7 @@ fn devices(document: &Document<'_>, tables: Vec<Table<'_>>) -> Vec<DevicePlan> {
 
 /// Returns whether both paths lead to one file or device. Paths that lead nowhere are compared as
 /// texts.
-fn is_one_file(one: &Path, other: &Path) -> bool {
+pub(crate) fn is_one_file(one: &Path, other: &Path) -> bool {
     let identity = |path: &Path| {
         let found = path.metadata().ok()?;
         Some(match found.rdev() {

@@ -119,11 +119,11 @@ impl Scene {
 }
 
 /// The log of a server.
-struct Log(BufReader<ChildStderr>);
+pub(crate) struct Log(pub(crate) BufReader<ChildStderr>);
 
 impl Log {
     /// Waits for the line that contains `text`. Returns it, and the number of lines before it.
-    fn until(&mut self, text: &str) -> (String, usize) {
+    pub(crate) fn until(&mut self, text: &str) -> (String, usize) {
         let mut before = 0;
         loop {
             let mut line = String::new();

@@ -30,6 +30,7 @@ mod nbd_backing;
 mod other_writers;
 mod pages;
 mod purge;
+mod reload;
 mod reset;
 mod scarce;
 mod service;

@@ -27,6 +27,7 @@ use super::service::Service;
 use super::session::{MemoryResult, Progress, Session};
 use super::tls::TlsMode;
 use super::transport::Transport;
+use super::users::User;
 use crate::budget::{Lease, Wakes};
 
 /// Time to look for the next request before sleeping: about as long as two wake-ups of an idle CPU.
@@ -67,13 +68,15 @@ pub(super) struct Connection<'a> {
     handshake: Handshake,
     /// The transmission phase; `None` before the handshake is over.
     session: Option<Box<Session>>,
+    /// The connection as a user of its export. Dropped after the session, which uses the device.
+    user: Option<User>,
     /// End of the time for the handshake; when stopping, for the client to take its last replies.
     deadline: Option<Instant>,
     /// The client's pace in taking its answers, or in sending data while no answer waits.
     pace: Pace,
     /// The client's last activity, which decides whether the connection keeps its place.
     work: Work,
-    /// The server stops: the connection receives nothing more.
+    /// The server stops or the export ends: the connection receives nothing more.
     stopping: bool,
     /// The connection handles nothing more, and only sends the bytes that wait.
     closing: bool,
@@ -114,6 +117,7 @@ impl<'a> Connection<'a> {
             output,
             handshake,
             session: None,
+            user: None,
             deadline: None,
             pace: Pace::default(),
             work: Work::new(now),
@@ -171,9 +175,10 @@ impl<'a> Connection<'a> {
         Ok(())
     }
 
-    /// Receives once more when the server stops, and nothing after that.
+    /// Receives once more when the server stops or the export ends, and nothing after that.
     fn notice_stop(&mut self) -> Result<(), Fault> {
-        if !self.stopping && self.service.stopping.load(Ordering::Acquire) {
+        let must_end = || self.user.as_ref().is_some_and(User::must_end);
+        if !self.stopping && (self.service.stopping.load(Ordering::Acquire) || must_end()) {
             if !self.closing {
                 self.receive()?;
             }
@@ -257,7 +262,10 @@ impl<'a> Connection<'a> {
                     return Ok(Progress::Blocked);
                 }
                 Step::StartTls => self.start_tls()?,
-                Step::Transmit(negotiated) => self.start_transmission(&negotiated),
+                Step::Transmit(negotiated, user) => {
+                    self.user = Some(user);
+                    self.start_transmission(&negotiated);
+                }
                 Step::Close => return Ok(Progress::Disconnect),
                 Step::Fault(what) => return Ok(Progress::Fault(what)),
             }

@@ -7,6 +7,7 @@ use tidegate::device::{BlockDevice, Geometry};
 
 use super::ServeError;
 use super::protocol::{MAX_STRING_BYTES, export_flag};
+use super::users::{User, Users};
 use crate::changes::Changes;
 use crate::statistics::RequestCounters;
 
@@ -19,6 +20,7 @@ pub struct Export {
     pub(super) read_only: bool,
     pub(super) counters: Arc<RequestCounters>,
     pub(super) changes: Arc<Changes>,
+    pub(super) users: Arc<Users>,
 }
 
 impl Export {
@@ -26,8 +28,8 @@ impl Export {
     pub fn new(name: impl Into<String>, device: Arc<dyn BlockDevice>) -> Self {
         let read_only = device.geometry().read_only;
         let (name, description) = (name.into(), String::new());
-        let (counters, changes) = (Arc::default(), Arc::default());
-        Self { name, description, device, read_only, counters, changes }
+        let (counters, changes, users) = Default::default();
+        Self { name, description, device, read_only, counters, changes, users }
     }
 
     /// Adds a description for people: at most 4096 bytes, no NUL.
@@ -68,7 +70,7 @@ impl Export {
 
 /// The state of an export.
 pub(super) enum State {
-    /// Its device is being opened for the first time: the export's clients wait.
+    /// Its device is being opened for the first time, or anew: the export's clients wait.
     Opening,
     /// Its device is not open.
     Unavailable,
@@ -77,9 +79,9 @@ pub(super) enum State {
 }
 
 impl State {
-    fn export(&self) -> Option<Export> {
+    fn export(&self) -> Option<&Export> {
         match self {
-            Self::Open(export) => Some(export.clone()),
+            Self::Open(export) => Some(export),
             Self::Opening | Self::Unavailable => None,
         }
     }
@@ -95,28 +97,36 @@ impl Exports {
     /// [`ServeError::Export`]: no export, two with one name, or a string beyond the protocol's
     /// limits.
     pub(super) fn new(exports: Vec<(String, State)>) -> Result<Self, ServeError> {
-        if exports.is_empty() {
-            return Err(ServeError::Export(
-                "a server needs at least one export; found none".into(),
-            ));
-        }
-        for (index, (name, state)) in exports.iter().enumerate() {
-            check_string("name", name)?;
+        let names: Vec<_> = exports.iter().map(|(name, _)| name.as_str()).collect();
+        check_names(&names)?;
+        for (_, state) in &exports {
             if let State::Open(export) = state {
                 check_string("description", &export.description)?;
-            }
-            if exports[..index].iter().any(|(other, _)| other == name) {
-                return Err(ServeError::Export(format!(
-                    "two exports have the name {name:?}; give each its own"
-                )));
             }
         }
         Ok(Self(RwLock::new(exports)))
     }
 
-    /// Returns the exports that clients can use.
-    pub(super) fn open(&self) -> Vec<Export> {
-        self.0.read().iter().filter_map(|(_, state)| state.export()).collect()
+    /// Makes `names` the names of the exports, in this order. New names are being opened.
+    ///
+    /// # Errors
+    /// [`ServeError::Export`], as for [`new`](Self::new). Nothing has changed then.
+    pub(super) fn rename(&self, names: &[&str]) -> Result<(), ServeError> {
+        check_names(names)?;
+        let mut exports = self.0.write();
+        let mut before = std::mem::take(&mut *exports);
+        let state_of = |name: &&str| {
+            let found = before.iter().position(|(other, _)| other == name);
+            let state = found.map_or(State::Opening, |found| before.swap_remove(found).1);
+            ((*name).to_owned(), state)
+        };
+        exports.extend(names.iter().map(state_of));
+        Ok(())
+    }
+
+    /// Returns `of` each export that clients can use.
+    pub(super) fn of_open<R>(&self, of: impl FnMut(&Export) -> R) -> Vec<R> {
+        self.0.read().iter().filter_map(|(_, state)| state.export()).map(of).collect()
     }
 
     /// Calls `look` with the state of the export called `name`. The empty name means the first
@@ -129,29 +139,48 @@ impl Exports {
         found.map(|(_, state)| look(state))
     }
 
-    /// Returns the export called `name` if clients can use it.
-    pub(super) fn find(&self, name: &str) -> Option<Export> {
-        self.look(name, State::export)?
+    /// Returns `of` the export called `name` if clients can use it.
+    pub(super) fn find<R>(&self, name: &str, of: impl FnOnce(&Export) -> R) -> Option<R> {
+        self.look(name, |state| state.export().map(of))?
     }
 
-    /// Returns whether the device of export `name` is being opened for the first time.
+    /// Returns the export called `name`, and the caller as its user. The export must be dropped
+    /// before the user.
+    pub(super) fn enter(&self, name: &str) -> Option<(User, Export)> {
+        self.find(name, |export| Some((export.users.enter()?, export.clone())))?
+    }
+
+    /// Returns whether the device of export `name` is being opened for the first time, or anew.
     pub(super) fn is_opening(&self, name: &str) -> bool {
         self.look(name, |state| matches!(state, State::Opening)).unwrap_or(false)
     }
 
-    /// Changes the state of export `name`.
+    /// Changes the state of export `name`. Returns the state of before.
     ///
     /// # Errors
     /// [`ServeError::Export`] if the server has no export of this name.
-    pub(super) fn set(&self, name: &str, state: State) -> Result<(), ServeError> {
+    pub(super) fn set(&self, name: &str, state: State) -> Result<State, ServeError> {
         let mut exports = self.0.write();
         let Some((_, found)) = exports.iter_mut().find(|(other, _)| other == name) else {
             let what = format!("the server has no export with the name {name:?}");
             return Err(ServeError::Export(what));
         };
-        *found = state;
-        Ok(())
+        Ok(std::mem::replace(found, state))
     }
+}
+
+fn check_names(names: &[&str]) -> Result<(), ServeError> {
+    if names.is_empty() {
+        return Err(ServeError::Export("a server needs at least one export; found none".into()));
+    }
+    for (index, name) in names.iter().enumerate() {
+        check_string("name", name)?;
+        if names[..index].contains(name) {
+            let what = format!("two exports have the name {name:?}; give each its own");
+            return Err(ServeError::Export(what));
+        }
+    }
+    Ok(())
 }
 
 fn check_string(what: &str, value: &str) -> Result<(), ServeError> {

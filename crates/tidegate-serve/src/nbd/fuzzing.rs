@@ -105,7 +105,7 @@ fn shake_hands(mode: TlsMode, mut data: &[u8]) -> Option<(Negotiated, &[u8])> {
         match step {
             Step::Again => {}
             Step::StartTls => handshake.tls_started(),
-            Step::Transmit(negotiated) => return Some((*negotiated, data)),
+            Step::Transmit(negotiated, _) => return Some((*negotiated, data)),
             Step::NeedInput | Step::Wait | Step::Close | Step::Fault(_) => return None,
         }
     }

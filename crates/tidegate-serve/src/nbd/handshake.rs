@@ -18,6 +18,7 @@ use super::protocol::{
     info, opt, option_reply, parse_string, rep, wire_len,
 };
 use super::tls::TlsMode;
+use super::users::User;
 
 /// The most options of one handshake.
 pub(super) const MAX_OPTIONS: u32 = 256;
@@ -60,8 +61,8 @@ pub(super) enum Step {
     Wait,
     /// Send the answer, then start TLS.
     StartTls,
-    /// Send the answer, then enter the transmission phase.
-    Transmit(Box<Negotiated>),
+    /// Send the answer, then enter the transmission phase, as a user of the export.
+    Transmit(Box<Negotiated>, User),
     /// Send the answer, then close: the client said goodbye.
     Close,
     /// Close: the client broke the protocol, as told.
@@ -229,7 +230,8 @@ impl Handshake {
         if self.needs_tls() {
             return Err("EXPORT_NAME before TLS, which this server requires".into());
         }
-        let Some(export) = parse_string(data).and_then(|name| self.exports.find(name)) else {
+        let found = parse_string(data).and_then(|name| self.exports.enter(name));
+        let Some((user, export)) = found else {
             let name = String::from_utf8_lossy(data);
             return Err(format!("no export {name:?} is available"));
         };
@@ -238,31 +240,31 @@ impl Handshake {
         if !is_short {
             reply.extend([0; 124]);
         }
-        Ok(Step::Transmit(Box::new(self.negotiated(export))))
+        Ok(Step::Transmit(Box::new(self.negotiated(export)), user))
     }
 
     fn negotiated(&self, export: Export) -> Negotiated {
-        let chosen = self.base_allocation.as_deref().and_then(|name| self.exports.find(name));
-        let base_allocation = chosen.is_some_and(|chosen| chosen.name == export.name);
+        let is_chosen = |name| self.exports.find(name, |chosen| chosen.name == export.name);
+        let base_allocation = self.base_allocation.as_deref().and_then(is_chosen) == Some(true);
         Negotiated { export, structured: self.structured, base_allocation }
     }
 
     fn list(&self, data: &[u8], reply: &mut Vec<u8>) -> Handled {
         expect_no_data(data, "LIST has no data")?;
-        for export in self.exports.open() {
+        self.exports.of_open(|export| {
             let name_len = be32(wire_len(export.name.len()));
             let parts = [&name_len[..], export.name.as_bytes(), export.description.as_bytes()];
             option_reply(reply, opt::LIST, rep::SERVER, &parts);
-        }
+        });
         Ok(Step::Again)
     }
 
     fn info_or_go(&self, option: u32, data: &[u8], reply: &mut Vec<u8>) -> Handled {
         let (name, wanted) = parse_info(data).ok_or(MALFORMED)?;
-        let export = self.exports.find(name).ok_or(NO_EXPORT)?;
+        let (user, export) = self.exports.enter(name).ok_or(NO_EXPORT)?;
         self.describe(option, &export, wanted, reply);
         Ok(match option {
-            opt::GO => Step::Transmit(Box::new(self.negotiated(export))),
+            opt::GO => Step::Transmit(Box::new(self.negotiated(export)), user),
             _ => Step::Again,
         })
     }
@@ -300,7 +302,7 @@ impl Handshake {
             return Err((rep::ERR_INVALID, "metadata contexts need structured replies first"));
         }
         let (name, wanted) = parse_queries(data, set).ok_or(MALFORMED)?;
-        self.exports.find(name).ok_or(NO_EXPORT)?;
+        self.exports.find(name, |_| ()).ok_or(NO_EXPORT)?;
         if wanted {
             // The number is reserved in answers to LIST_META_CONTEXT.
             let id = be32(if set { BASE_ALLOCATION_ID } else { 0 });

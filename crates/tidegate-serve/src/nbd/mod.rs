@@ -31,6 +31,7 @@ mod shortage;
 mod tls;
 mod transmission;
 mod transport;
+mod users;
 
 pub use crate::{ListenAddress, LogSink, ServeError, Statistics, StatisticsSource, StopHandle};
 pub use export::Export;

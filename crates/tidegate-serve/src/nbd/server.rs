@@ -33,6 +33,7 @@ use crate::budget::Budget;
 use crate::headroom;
 use crate::listen::Listener;
 use crate::log::Log;
+use crate::statistics::RequestCounters;
 
 /// The service, and the connections that are open.
 struct Shared {
@@ -120,7 +121,8 @@ impl ServerBuilder {
         let share = Share::new(&self.limits, self.tls.is_some());
         let leased_bytes = share.leased_bytes(&self.limits)?;
         let exports = Arc::new(Exports::new(self.exports)?);
-        exports.open().iter().try_for_each(|export| self.limits.check(Some(export)))?;
+        let checks = exports.of_open(|export| self.limits.check(Some(export)));
+        checks.into_iter().collect::<Result<(), _>>()?;
         let listeners = Listener::bind_all(addresses)?;
         let sink = self.log.unwrap_or_else(|| Arc::new(to_standard_error));
         let service = Service {
@@ -202,6 +204,29 @@ impl ExportTable {
         self.set(name, State::Unavailable)
     }
 
+    /// Ends the connections to export `name` once their requests are answered, and waits for that.
+    /// Clients that ask for the export wait until it is [offered](Self::offer) again or refused.
+    ///
+    /// # Errors
+    /// [`ServeError::Export`] if the name was not announced.
+    pub fn close(&self, name: &str) -> Result<(), ServeError> {
+        if let State::Open(export) = self.0.service.exports.set(name, State::Opening)? {
+            export.users.close(|| wake_all(&self.0.live.lock()));
+        }
+        Ok(())
+    }
+
+    /// Makes `names` the names of the exports, in this order. Exports of other names must be
+    /// [closed](Self::close); clients of new names wait.
+    ///
+    /// # Errors
+    /// [`ServeError::Export`] if a name is given twice, or none is. Nothing has changed then.
+    pub fn announce(&self, names: &[&str]) -> Result<(), ServeError> {
+        self.0.service.exports.rename(names)?;
+        wake_all(&self.0.live.lock());
+        Ok(())
+    }
+
     fn set(&self, name: &str, state: State) -> Result<(), ServeError> {
         self.0.service.exports.set(name, state)?;
         wake_all(&self.0.live.lock());
@@ -210,12 +235,15 @@ impl ExportTable {
 
     /// Returns a source of the statistics of all exports that are open now.
     pub fn statistics(&self) -> StatisticsSource {
-        self.statistics_of(&self.0.service.exports.open())
+        self.statistics_from(self.0.service.exports.of_open(|export| Arc::clone(&export.counters)))
     }
 
-    /// Returns a source of the statistics of `exports`, with connections of the whole server.
-    pub fn statistics_of(&self, exports: &[Export]) -> StatisticsSource {
-        let exports = exports.iter().map(|export| Arc::clone(&export.counters)).collect();
+    /// Returns a source of the statistics of `export`, with connections of the whole server.
+    pub fn statistics_of(&self, export: &Export) -> StatisticsSource {
+        self.statistics_from(vec![Arc::clone(&export.counters)])
+    }
+
+    fn statistics_from(&self, exports: Vec<Arc<RequestCounters>>) -> StatisticsSource {
         StatisticsSource { connections: Arc::clone(&self.0.service.counters), exports }
     }
 }

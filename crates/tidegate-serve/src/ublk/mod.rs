@@ -26,3 +26,4 @@ mod ring;
 mod users;
 
 pub use device::{Options, Rest, Ublk, delete_left, expect_driver, prepare_threads};
+pub use users::has_users;

@@ -9,7 +9,7 @@ use rustix::fs::OFlags;
 
 /// Returns whether a file system, a volume manager or a program has the block device at `path`, or
 /// one of its partitions, open. A program of another user may be missed without the right to look.
-pub(super) fn has_users(path: &Path) -> bool {
+pub fn has_users(path: &Path) -> bool {
     is_claimed(path) || is_open_in(Path::new("/proc"), path)
 }
 

@@ -183,6 +183,12 @@ impl BackingUrl {
     }
 }
 
+impl PartialEq for BackingUrl {
+    fn eq(&self, other: &Self) -> bool {
+        (self.scheme.name, &self.rest) == (other.scheme.name, &other.rest)
+    }
+}
+
 impl FromStr for BackingUrl {
     type Err = String;
 

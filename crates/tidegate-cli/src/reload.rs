@@ -1,0 +1,370 @@
+//! Reads the configuration file of a server again: closes devices, and opens others, while the rest
+//! is served.
+//!
+//! A device is known by the name of its export. A device whose table has changed is closed, and
+//! opened by the new table; clients that ask for it wait meanwhile.
+//!
+//! Invariants:
+//! 1. A file with a fault changes nothing.
+//! 2. A device whose table is as before is not touched.
+//! 3. A device has its old table or its new one: where a device was served, and cannot be opened by
+//!    the new table, the old one opens it again.
+//! 4. All devices that are to be closed are closed before one is opened: a pool may go from one
+//!    export to another.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail};
+use parking_lot::{Mutex, MutexGuard};
+use tidegate_serve::control::Reply;
+use tidegate_serve::nbd::{ExportTable, StopHandle, Tls};
+
+use crate::config;
+use crate::control;
+use crate::devices::{Device, Devices};
+use crate::log::{Level, say};
+use crate::opening::Opener;
+use crate::output::one_line;
+use crate::plan::{DevicePlan, ServePlan};
+use crate::tls::warn_of_readers;
+use crate::ublk;
+
+/// Time in which each device is opened, or fails, before its state is told.
+pub(crate) const FIRST_ATTEMPTS: Duration = Duration::from_secs(10);
+/// Time that a stop gives a reload, or an attempt to open a device, to end.
+pub(crate) const LAST_ATTEMPTS: Duration = Duration::from_secs(2);
+
+/// What a reload did.
+#[derive(Default)]
+pub(crate) struct Reloaded {
+    /// What has changed, a line each.
+    pub(crate) changes: Vec<String>,
+    /// What failed, a line each, and is as it was before.
+    pub(crate) failures: Vec<String>,
+}
+
+/// Reads the files of a server again.
+pub(crate) struct Reloader {
+    /// The configuration file, absolute; `None` for a server of the command line.
+    config: Option<PathBuf>,
+    /// The plan of the start, without its devices.
+    pub(crate) plan: ServePlan,
+    tls: Option<Tls>,
+    exports: ExportTable,
+    devices: Arc<Devices>,
+    opener: Opener,
+    stop: StopHandle,
+    /// Held while devices are opened and closed. `true` once the server has begun to end.
+    turn: Mutex<bool>,
+}
+
+/// A device that a reload opens.
+struct Opening {
+    device: Arc<Device>,
+    /// The device that was served under this name.
+    before: Option<Arc<Device>>,
+}
+
+impl Reloader {
+    /// Returns the reloader of a server that was started by `plan`.
+    pub(crate) fn new(
+        config: Option<PathBuf>,
+        plan: ServePlan,
+        tls: Option<Tls>,
+        exports: &ExportTable,
+        opener: &Opener,
+        stop: &StopHandle,
+    ) -> Self {
+        let (exports, opener, stop) = (exports.clone(), opener.clone(), stop.clone());
+        let devices = Arc::clone(&opener.devices);
+        Self { config, plan, tls, exports, devices, opener, stop, turn: Mutex::default() }
+    }
+
+    /// Makes reloads wait until the guard is dropped.
+    pub(crate) fn wait_for_start(&self) -> MutexGuard<'_, bool> {
+        self.turn.lock()
+    }
+
+    /// Reloads for a SIGHUP, on a thread of its own, and logs what was done.
+    pub(crate) fn by_signal(self: &Arc<Self>) {
+        let reloader = Arc::clone(self);
+        let reload = move || {
+            let Reloaded { changes, failures } = reloader.reload();
+            for line in changes {
+                say(Level::Info, format_args!("SIGHUP: {line}"));
+            }
+            for line in failures {
+                say(Level::Error, format_args!("SIGHUP: {line}"));
+            }
+        };
+        if let Err(error) = std::thread::Builder::new().name("reload".into()).spawn(reload) {
+            say(Level::Error, format_args!("SIGHUP: nothing is read again: {error}"));
+        }
+    }
+
+    /// Answers a request to reload if the server has the configuration file `wanted`, or any if
+    /// no file is named.
+    pub(crate) fn answer(&self, wanted: Option<&Path>) -> Reply {
+        let is_wanted =
+            |config: &&PathBuf| wanted.is_none_or(|wanted| config::is_one_file(wanted, config));
+        let Some(config) = self.config.as_ref().filter(is_wanted) else {
+            return Reply::NotReloaded;
+        };
+        let Reloaded { changes, failures } = self.reload();
+        Reply::Reloaded { config: config.clone(), changes, failures }
+    }
+
+    /// Keeps later reloads from their work.
+    ///
+    /// # Errors
+    /// A reload is under way, and does not end soon. The process may end without it, as if it were
+    /// killed before.
+    pub(crate) fn end(&self) -> Result<()> {
+        let Some(mut has_ended) = self.turn.try_lock_for(LAST_ATTEMPTS) else {
+            bail!(
+                "a reload is under way, and the stop does not wait for it: what a device that it \
+                 closes holds for its backing stays in its pool"
+            );
+        };
+        *has_ended = true;
+        Ok(())
+    }
+
+    fn reload(&self) -> Reloaded {
+        let mut done = Reloaded::default();
+        let has_ended = self.turn.lock();
+        if *has_ended {
+            done.failures.push("the server stops: nothing is read again".into());
+            return done;
+        }
+        self.reload_certificate(&mut done);
+        match self.config.as_deref().map(config::read) {
+            Some(Ok(plan)) => self.apply(plan, &mut done),
+            Some(Err(error)) => done.fail("no device has changed", &error),
+            None => {}
+        }
+        if self.config.is_none() && self.tls.is_none() {
+            let nothing = "nothing is read again, for the server has neither a configuration file \
+                           nor a TLS certificate";
+            done.changes.push(nothing.into());
+        }
+        done
+    }
+
+    fn reload_certificate(&self, done: &mut Reloaded) {
+        let (Some(tls), Some(files)) = (&self.tls, &self.plan.tls) else { return };
+        let certificate = files.certificate.display();
+        match tls.reload() {
+            Ok(()) => {
+                warn_of_readers(&files.key);
+                let line = format!("connections get the TLS certificate in {certificate} now");
+                done.changes.push(line);
+            }
+            Err(error) => {
+                done.fail("the TLS certificate of before stays in use", &error.into());
+            }
+        }
+    }
+
+    /// Opens and closes devices as `plan` has them.
+    fn apply(&self, plan: ServePlan, done: &mut Reloaded) {
+        for key in self.plan.settings_that_differ(&plan) {
+            done.failures.push(format!("`{key}` has changed: that takes a restart of the server"));
+        }
+        ublk::prepare(&plan.devices);
+        let before = self.devices.all();
+        let mut plans: Vec<_> = plan.devices.into_iter().map(Arc::new).collect();
+        for device in before.iter().filter(|device| device.is_used()) {
+            keep_used(device, &mut plans, done);
+        }
+        let all = plans.into_iter().map(|plan| self.planned(plan, &before));
+        let all = match all.collect::<Result<Vec<_>>>() {
+            Ok(all) => all,
+            Err(error) => return done.fail("no device has changed", &error),
+        };
+        let (closing, added) = (without(&before, &all), without(&all, &before));
+        let is_open = |device: &Arc<Device>| device.is_open();
+        let before_of = |device: &Arc<Device>| named(&closing, device).filter(is_open);
+        let opening = added.into_iter().map(|device| {
+            let before = before_of(&device);
+            Opening { device, before }
+        });
+        let opening: Vec<_> = opening.collect();
+        self.close_all(&closing, done);
+        let removed = closing.iter().filter(|device| named(&all, device).is_none());
+        done.changes.extend(removed.map(|device| format!("{} is closed", name_of(&device.plan))));
+        self.set_all(all, done);
+        if self.stop.is_stopped() {
+            return;
+        }
+        self.open_all(&opening, done);
+        if closing.is_empty() && opening.is_empty() {
+            done.changes.push("no device has changed".into());
+        }
+    }
+
+    /// Returns the device of `plan`: the one of before if its table is the same, or a new one.
+    fn planned(&self, plan: Arc<DevicePlan>, before: &[Arc<Device>]) -> Result<Arc<Device>> {
+        let same = before.iter().find(|device| device.plan.is_as(&plan));
+        same.map_or_else(|| Device::new(plan, &self.stop), |same| Ok(Arc::clone(same)))
+    }
+
+    /// Replaces the list of devices, and announces their names to clients.
+    fn set_all(&self, all: Vec<Arc<Device>>, done: &mut Reloaded) {
+        let names: Vec<_> = all.iter().map(|device| device.plan.args.export.as_str()).collect();
+        if let Err(error) = self.exports.announce(&names) {
+            done.fail("clients do not find each device", &error.into());
+        }
+        drop(names);
+        self.devices.set_all(all);
+    }
+
+    /// Opens devices. Where that fails, opens the device of before again.
+    fn open_all(&self, opening: &[Opening], done: &mut Reloaded) {
+        let mut reopened = Vec::new();
+        self.start_all(opening.iter().map(|opening| &opening.device), done);
+        for Opening { device, before } in opening {
+            let name = name_of(&device.plan);
+            match (device.cause(), before) {
+                (Some(cause), Some(before)) => match self.take_back(device, before) {
+                    Ok(device) => {
+                        let what = "is as before, since its new table cannot be opened";
+                        done.failures.push(format!("{name} {what}: {cause}"));
+                        reopened.push(device);
+                    }
+                    Err(error) => done.fail(&format!("{name} is down"), &error),
+                },
+                (Some(cause), None) => {
+                    done.failures.push(format!("{name} is down, and is tried again: {cause}"));
+                }
+                (None, _) if !device.is_open() => {
+                    done.changes.push(format!("{name} is being opened"));
+                }
+                (None, Some(_)) => done.changes.push(format!("{name} is served by its new table")),
+                (None, None) => done.changes.push(format!("{name} is served")),
+            }
+        }
+        self.start_all(reopened.iter(), done);
+        for device in reopened {
+            if let Some(cause) = device.cause() {
+                let name = name_of(&device.plan);
+                done.failures.push(format!("{name} is down, and is tried again: {cause}"));
+            }
+        }
+    }
+
+    /// Starts to open `devices`, and waits a while for the outcomes.
+    fn start_all<'d>(&self, devices: impl Iterator<Item = &'d Arc<Device>>, done: &mut Reloaded) {
+        let mut is_any = false;
+        for device in devices {
+            is_any = true;
+            let listened = control::listen(device).map(|control| device.set_control(control));
+            if let Err(error) = listened.and_then(|()| self.opener.start(device)) {
+                done.fail(&name_of(&device.plan), &error);
+            }
+        }
+        if is_any {
+            self.devices.await_attempts(FIRST_ATTEMPTS, Some(&self.stop));
+        }
+    }
+
+    /// Puts a device with the table of `before` in the place of `device`, which cannot be opened.
+    fn take_back(&self, device: &Arc<Device>, before: &Device) -> Result<Arc<Device>> {
+        close(device, &self.exports)?;
+        let again = Device::new(Arc::clone(&before.plan), &self.stop)?;
+        let put = |old: Arc<Device>| {
+            if Arc::ptr_eq(&old, device) { Arc::clone(&again) } else { old }
+        };
+        self.devices.set_all(self.devices.all().into_iter().map(put).collect());
+        Ok(again)
+    }
+
+    /// Closes all devices at once, since one may wait for its backing.
+    fn close_all(&self, devices: &[Arc<Device>], done: &mut Reloaded) {
+        std::thread::scope(|scope| {
+            let start = |device| {
+                let close = move || close(device, &self.exports);
+                std::thread::Builder::new().name("close".into()).spawn_scoped(scope, close)
+            };
+            let closing: Vec<_> = devices.iter().map(|device| (device, start(device))).collect();
+            for (device, closing) in closing {
+                let closed = match closing {
+                    Ok(closing) => {
+                        closing.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+                    }
+                    // Without memory for a thread, the devices are closed one after the other.
+                    Err(_) => close(device, &self.exports),
+                };
+                if let Err(error) = closed {
+                    done.fail(&format!("{} is closed", name_of(&device.plan)), &error);
+                }
+            }
+        });
+    }
+}
+
+impl Reloaded {
+    fn fail(&mut self, what: &str, error: &anyhow::Error) {
+        self.failures.push(one_line(&format!("{what}: {error:#}")));
+    }
+}
+
+/// Closes a device: ends its clients once their requests are answered, writes back what its tiers
+/// hold, and waits until its pool is free.
+///
+/// # Errors
+/// The tiers cannot be drained, and the pool keeps their data; or the block device cannot be
+/// stopped. The device is closed all the same.
+fn close(device: &Device, exports: &ExportTable) -> Result<()> {
+    drop(device.take_opener());
+    device.stop.stop();
+    // The name is announced, so this cannot fail.
+    let _ = exports.close(&device.plan.args.export);
+    let opened = device.take_open();
+    drop(device.take_control());
+    let Some(opened) = opened else { return Ok(()) };
+    let detached = ublk::stop_all(opened.ends.attached.into_iter());
+    drop((opened.ends.control, opened.ends.removals));
+    let closed = opened.served.stack.close().context("what the pool holds stays in it");
+    drop(opened.served);
+    // The receiver gets nothing: this waits for its senders to hang up.
+    let _ = opened.released.recv();
+    closed.and(detached)
+}
+
+/// Puts the table of `device`, whose block device is in use, back into `plans`, unless the new table
+/// can take the block device up: its users would wait for requests that nothing answers.
+fn keep_used(device: &Device, plans: &mut Vec<Arc<DevicePlan>>, done: &mut Reloaded) {
+    let old = &device.plan;
+    let new = plans.iter_mut().find(|plan| plan.args.export == old.args.export);
+    if new.as_ref().is_some_and(|new| new.is_as(old) || ublk::can_take_up(old, new)) {
+        return;
+    }
+    match new {
+        Some(new) => *new = Arc::clone(old),
+        None => plans.push(Arc::clone(old)),
+    }
+    done.failures.push(format!("{} is as before: its block device is in use", name_of(old)));
+}
+
+/// Returns the `devices` that are not among `others`.
+fn without(devices: &[Arc<Device>], others: &[Arc<Device>]) -> Vec<Arc<Device>> {
+    let is_other = |device: &Arc<Device>| others.iter().any(|other| Arc::ptr_eq(other, device));
+    devices.iter().filter(|device| !is_other(device)).cloned().collect()
+}
+
+/// Returns the device with the name of `device`.
+fn named(devices: &[Arc<Device>], device: &Device) -> Option<Arc<Device>> {
+    let has_name = |other: &&Arc<Device>| other.plan.args.export == device.plan.args.export;
+    devices.iter().find(has_name).cloned()
+}
+
+/// Returns the name of a device for people.
+fn name_of(plan: &DevicePlan) -> String {
+    match plan.args.export.as_str() {
+        "" => plan.pool.display().to_string(),
+        name => name.to_owned(),
+    }
+}
