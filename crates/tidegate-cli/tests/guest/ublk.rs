@@ -249,6 +249,52 @@ fn a_pool_that_appears_while_others_are_served_becomes_a_disk() {
     guest.power_off();
 }
 
+/// A reload changes the device of a disk in use with a pause for its users, and takes no disk from
+/// them.
+#[test]
+fn a_reload_changes_a_disk_in_use_and_takes_none_away() {
+    let lab = Lab::enter();
+    let mut guest = boot(&lab);
+    let (sum, exchange) = (fill(&mut guest), guest.exchange());
+    create(&mut guest, "--engine btt --size 32M");
+    guest.run("cp /dev/shm/pool /dev/shm/copy");
+    let device = |name: &str, more: &str| {
+        format!("[[device]]\\nexport = \"{name}\"\\npool = \"/dev/shm/{name}\"\\n{more}\\n")
+    };
+    let write = |guest: &mut Guest, devices: &[String]| {
+        guest.run(&format!("printf '{}' >/tmp/config", devices.concat()));
+    };
+    let (pool, copy) = (device("pool", "ublk = true"), device("copy", "ublk = true"));
+    write(&mut guest, &[pool.clone(), copy.clone()]);
+    guest.run("serve --config /tmp/config");
+    let listed = guest.run("tidegate list --csv | grep '^pool'");
+    let disk = listed.split(',').nth(1).expect("a disk").to_owned();
+    guest.run(&format!("open_disk {disk} && load {exchange} {disk} && await_parts 25"));
+
+    let changed = device("pool", "ublk = true\\ncontrol = \"unix:/tmp/control\"");
+    write(&mut guest, &[changed.clone(), copy.clone()]);
+    let told = guest.run("tidegate reload 9<&-");
+    assert!(told.ends_with("pool is served by its new table"), "{told}");
+    guest.run("await_parts 25 && tidegate stat /tmp/control 9<&-");
+    let read_only = device("pool", "ublk = true\\nread-only = true");
+    for devices in [vec![copy.clone()], vec![read_only, copy.clone()]] {
+        write(&mut guest, &devices);
+        let (status, told) = guest.try_run("tidegate reload 9<&- 2>&1");
+        let is_kept = told.contains("pool is as before: its block device is in use");
+        assert!(status == 1 && is_kept, "{told}");
+    }
+    guest.run("end_load && close_disk");
+    assert_eq!(guest.run(&format!("sum {disk} {LOAD_MIB}")), sum);
+    assert_no_io_error(&mut guest);
+
+    write(&mut guest, &[copy]);
+    let told = guest.run("tidegate reload");
+    assert!(told.ends_with("pool is closed"), "{told}");
+    assert_eq!(guest.try_run(&format!("[ -e {disk} ]")).0, 1, "the disk is deleted");
+    guest.run("tidegate check /dev/shm/pool && stop_server");
+    guest.power_off();
+}
+
 #[test]
 fn what_was_synced_to_a_disk_is_there_after_a_power_cut() {
     let lab = Lab::enter();
