@@ -1,14 +1,14 @@
 //! The command line, as docs/operations/ describes it. Names here are a contract with scripts.
 
 use std::ffi::OsString;
-use std::io::Read as _;
 use std::num::NonZeroUsize;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use clap::{Arg, ArgMatches, Args, FromArgMatches, Parser, Subcommand, ValueEnum};
 use tidegate::backing::BackingUrl;
 use tidegate::cache::check_mode;
 use tidegate::dram::TierSpec;
+use tidegate::opening;
 use tidegate::pmem::{Domain, MediaModel, RegionOptions};
 use tidegate::size::Size;
 use tidegate::stack::REGISTRY;
@@ -713,13 +713,8 @@ const VALUE_BYTES_MAX: u64 = 64 << 10;
 
 /// Returns the lines of the file at `path` as one value, with semicolons between them.
 fn value_from(path: &str) -> Result<String, String> {
-    let mut text = String::new();
-    let file = std::fs::File::open(path).map_err(|error| format!("cannot open {path}: {error}"))?;
-    let read = std::io::Read::take(file, VALUE_BYTES_MAX + 1).read_to_string(&mut text);
-    read.map_err(|error| format!("cannot read {path}: {error}"))?;
-    if text.len() as u64 > VALUE_BYTES_MAX {
-        return Err(format!("{path} has more than {VALUE_BYTES_MAX} bytes; expected a value"));
-    }
+    let text = opening::read_text(Path::new(path), VALUE_BYTES_MAX);
+    let text = text.map_err(|error| format!("cannot read {path}: {error}"))?;
     let lines = text.lines().map(str::trim).filter(|line| !line.is_empty());
     Ok(lines.collect::<Vec<_>>().join(";"))
 }

@@ -149,5 +149,8 @@ fn what_is_wrong_is_said_in_one_line() {
     assert!(fails(2, &["replay", "x", "--schemes=dram,none"]).contains("sccm"));
     assert!(fails(2, &["model", "--cores", "none"]).contains("none"));
     assert!(fails(1, &["replay", "/nowhere/trace.csv"]).contains("/nowhere/trace.csv"));
+    for args in [&["replay", "--costs=/dev/zero", "x"][..], &["model", "--costs=/dev/zero"]] {
+        assert!(fails(1, args).contains("/dev/zero: it is a character device"), "{args:?}");
+    }
     assert!(ok(&["replay", "--help"]).contains("Usage: tidegate replay"));
 }

@@ -17,6 +17,7 @@ use rustix::fs::{Access, StatVfsMountFlags};
 use rustix::io::Errno;
 use tidegate::glob::matches_any;
 use tidegate::log::cover::Cause;
+use tidegate::opening::{self, Expected};
 use tidegate_interpose::image::{self, HEAD_BYTES, Image};
 
 /// The most interpreters of interpreters that the kernel follows.
@@ -146,7 +147,7 @@ enum Verdict {
 }
 
 fn judge(path: &Path) -> Result<Verdict> {
-    let mut file = match File::open(path) {
+    let mut file = match opening::open(path, Expected::File, File::options().read(true)) {
         // The file may be executed but not read: the kernel then ignores the preload library.
         Err(error) if error.kind() == std::io::ErrorKind::PermissionDenied => {
             return Ok(Verdict::Runs(Some(Cause::PrivilegedProgram)));
@@ -204,6 +205,8 @@ fn gains_privilege(file: &File) -> std::io::Result<bool> {
 mod tests {
     use std::os::unix::fs::PermissionsExt;
 
+    use rustix::fs::{CWD, FileType, mknodat};
+
     use super::*;
 
     fn script(directory: &Path, name: &str, text: &str, mode: u32) -> PathBuf {
@@ -244,6 +247,12 @@ mod tests {
             program,
             Program { file: "/bin/sh".into(), before: vec![plain.into()], unwatched: None }
         );
+        let fifo = directory.path().join("fifo");
+        mknodat(CWD, &fifo, FileType::Fifo, 0o700.into(), 0).unwrap();
+        let text = format!("#!{}\n", fifo.display());
+        let by_fifo = script(directory.path(), "by-fifo", &text, 0o755);
+        let refused = Program::find(by_fifo.as_os_str(), None, &[]);
+        assert!(matches!(refused, Err(ProgramError::Os { .. })), "nothing waits for its other end");
         let itself = script(directory.path(), "itself", "", 0o755);
         std::fs::write(&itself, format!("#!{}\n", itself.display())).unwrap();
         assert!(matches!(

@@ -5,7 +5,7 @@
 //! that descriptor, so that it reaches the checked file, whatever the path names by then.
 
 use std::fs::{File, FileType, Metadata, OpenOptions};
-use std::io;
+use std::io::{self, Read as _};
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::Path;
@@ -76,6 +76,32 @@ pub fn open(path: &Path, expected: Expected, options: &OpenOptions) -> io::Resul
     options.open(format!("/proc/self/fd/{}", named.as_raw_fd()))
 }
 
+/// Reads the whole file at `path`.
+///
+/// # Errors
+/// The kernel's error, an error that contains a [`WrongKind`], or [`io::ErrorKind::FileTooLarge`]
+/// if the file has more than `bytes_max` bytes.
+pub fn read(path: &Path, bytes_max: u64) -> io::Result<Vec<u8>> {
+    let mut bytes = Vec::new();
+    let file = open(path, Expected::File, File::options().read(true))?;
+    file.take(bytes_max.saturating_add(1)).read_to_end(&mut bytes)?;
+    if bytes.len() as u64 > bytes_max {
+        let what =
+            format!("it has more than {bytes_max} bytes: a smaller file is expected, name one");
+        return Err(io::Error::new(io::ErrorKind::FileTooLarge, what));
+    }
+    Ok(bytes)
+}
+
+/// Reads the whole text file at `path`.
+///
+/// # Errors
+/// As [`read`], or [`io::ErrorKind::InvalidData`] if the file is not UTF-8.
+pub fn read_text(path: &Path, bytes_max: u64) -> io::Result<String> {
+    let no_text = |_| io::Error::new(io::ErrorKind::InvalidData, "it is no text in UTF-8");
+    String::from_utf8(read(path, bytes_max)?).map_err(no_text)
+}
+
 /// Returns the size of the character device `device` if that is a devdax device.
 pub(crate) fn devdax_bytes(device: u64) -> Option<u64> {
     devdax_number(device, "size")
@@ -134,5 +160,22 @@ mod tests {
                 assert_eq!(opened(&file).unwrap().metadata().unwrap().len(), 8);
             }
         }
+    }
+
+    #[test]
+    fn a_file_is_read_whole_or_not_at_all() {
+        let dir = tempfile::tempdir().unwrap();
+        let [fifo, file] = ["fifo", "file"].map(|name| dir.path().join(name));
+        mknodat(CWD, &fifo, FileType::Fifo, 0o600.into(), 0).unwrap();
+        std::fs::write(&file, "precious").unwrap();
+        assert_eq!(read(&file, 8).unwrap(), b"precious");
+        let error = read(&file, 7).unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::FileTooLarge);
+        assert!(error.to_string().contains("more than 7 bytes"), "{error}");
+        for path in [&fifo, Path::new("/dev/zero")] {
+            assert!(WrongKind::of(&read(path, 8).unwrap_err()).is_some(), "{}", path.display());
+        }
+        std::fs::write(&file, [0xff]).unwrap();
+        assert_eq!(read_text(&file, 8).unwrap_err().kind(), io::ErrorKind::InvalidData);
     }
 }

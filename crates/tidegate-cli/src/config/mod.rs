@@ -3,8 +3,6 @@
 
 mod document;
 
-use std::fs::File;
-use std::io::{self, Read as _};
 use std::os::unix::fs::MetadataExt as _;
 use std::path::Path;
 use std::time::Duration;
@@ -12,6 +10,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail};
 use clap::ValueEnum;
 use tidegate::dram::{Policy, TierSpec};
+use tidegate::opening;
 use tidegate_serve::nbd::ListenAddress;
 
 use crate::args::{
@@ -23,7 +22,7 @@ use crate::plan::{DevicePlan, ServePlan, TlsFiles, limits_of};
 use document::{Document, Table};
 
 /// Most bytes of a file.
-const FILE_BYTES_MAX: usize = 1 << 20;
+const FILE_BYTES_MAX: u64 = 1 << 20;
 
 /// Reads the plan in the file at `path`.
 ///
@@ -49,18 +48,9 @@ pub(crate) fn read(path: &Path) -> Result<ServePlan> {
 /// # Errors
 /// The file cannot be read.
 pub(crate) fn check(path: &Path) -> Result<Result<ServePlan, Vec<String>>> {
-    let text = read_text(path).with_context(|| format!("cannot read {}", path.display()))?;
+    let text = opening::read_text(path, FILE_BYTES_MAX);
+    let text = text.with_context(|| format!("cannot read {}", path.display()))?;
     Ok(parse(path, &text))
-}
-
-fn read_text(path: &Path) -> io::Result<String> {
-    let mut bytes = Vec::new();
-    File::open(path)?.take(FILE_BYTES_MAX as u64 + 1).read_to_end(&mut bytes)?;
-    let refused = |what| io::Error::new(io::ErrorKind::InvalidData, what);
-    if bytes.len() > FILE_BYTES_MAX {
-        return Err(refused("it has more than 1 MiB, the text of a configuration is expected"));
-    }
-    String::from_utf8(bytes).map_err(|_| refused("it is no text in UTF-8"))
 }
 
 fn parse(path: &Path, text: &str) -> Result<ServePlan, Vec<String>> {

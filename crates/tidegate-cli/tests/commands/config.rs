@@ -5,6 +5,7 @@ use std::io::{BufRead as _, Read as _};
 use std::path::PathBuf;
 use std::process::Stdio;
 
+use rustix::fs::{CWD, FileType, mknodat};
 use rustix::process::Signal;
 use tempfile::TempDir;
 
@@ -240,12 +241,30 @@ export = "two"
     assert!(lines.iter().any(|line| line.contains("expected wb, wt, wa")), "{lines:#?}");
 }
 
+/// No command waits for the other end of a FIFO, or reads a file without an end.
 #[test]
-fn a_file_without_an_end_is_no_configuration() {
-    let output = run(["config", "check", "/dev/zero"]);
-    let error = String::from_utf8(output.stderr).unwrap();
-    assert_eq!(output.status.code(), Some(1), "{error}");
-    assert!(error.contains("cannot read /dev/zero: it has more than 1 MiB"), "{error}");
+fn what_is_no_file_of_a_bounded_size_is_not_read() {
+    let dir = scratch();
+    let [fifo, huge] = ["fifo", "huge"].map(|name| dir.path().join(name).display().to_string());
+    mknodat(CWD, &fifo, FileType::Fifo, 0o600.into(), 0).unwrap();
+    std::fs::File::create(&huge).unwrap().set_len(1 << 40).unwrap();
+    for (path, found) in [
+        ("/dev/zero", "it is a character device: a regular file is expected"),
+        (&fifo, "it is a FIFO: a regular file is expected"),
+        ("/", "it is a directory: a regular file is expected"),
+        (&huge, "it has more than"),
+    ] {
+        let value = format!("io-classes=@{path}");
+        for args in [
+            &["config", "check", path][..],
+            &["serve", "--config", path],
+            &["set", "/nowhere", &value],
+        ] {
+            let error = String::from_utf8(run(args).stderr).unwrap();
+            let expected = format!("cannot read {path}: {found}");
+            assert!(error.contains(&expected), "{args:?}: {error}");
+        }
+    }
 }
 
 /// A server that is open to the network, which is a warning; of which the memory is gone at the

@@ -145,6 +145,7 @@ fn a_hangup_has_certificates_read_again() {
                 said.contains("the TLS certificate of before stays in use: TLS file"),
                 "{said}"
             );
+            certify(&scene, "third");
             // An open of this one would wait, and no signal would be handled any more.
             std::fs::remove_file(scene.path("key")).unwrap();
             mknodat(CWD, scene.path("key"), FileType::Fifo, 0o600.into(), 0).unwrap();

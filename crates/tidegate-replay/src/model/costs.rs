@@ -3,10 +3,14 @@
 use std::path::Path;
 
 use serde::{Deserialize, Serialize};
+use tidegate::opening;
 use tidegate::pmem::MediaModel;
 
 use crate::error::{Error, Result};
 use crate::time::SsdModel;
+
+/// Most bytes of a file of costs.
+const FILE_BYTES_MAX: u64 = 64 << 10;
 
 /// Costs of a machine, in nanoseconds unless the name says otherwise.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -134,7 +138,7 @@ impl Costs {
     }
 
     fn read(path: &Path) -> Result<Self> {
-        let text = std::fs::read_to_string(path).map_err(Error::io(path))?;
+        let text = opening::read_text(path, FILE_BYTES_MAX).map_err(Error::io(path))?;
         serde_json::from_str(&text).map_err(|error| {
             let (shown, presets) = (path.display(), Self::PRESETS.join(", "));
             Error::Usage(format!(

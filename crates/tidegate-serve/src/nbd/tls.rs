@@ -8,9 +8,12 @@ use rustls::server::WebPkiClientVerifier;
 use rustls::{RootCertStore, ServerConfig};
 use rustls_pki_types::pem::{self, PemObject};
 use rustls_pki_types::{CertificateDer, PrivateKeyDer};
-use tidegate::opening::Expected;
+use tidegate::opening;
 
 use super::ServeError;
+
+/// Most bytes of a PEM file. A list of all public authorities has 300 KiB.
+const FILE_BYTES_MAX: u64 = 4 << 20;
 
 /// When connections are encrypted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -45,7 +48,8 @@ impl Tls {
     /// files are read and nothing is encrypted.
     ///
     /// # Errors
-    /// [`ServeError::Tls`] if a file cannot be read or does not hold its certificate or key.
+    /// [`ServeError::Tls`] if a file cannot be read, is not a regular file of at most
+    /// 4 MiB, or does not hold its certificate or key.
     pub fn from_files(
         mode: TlsMode,
         certificate: &Path,
@@ -65,10 +69,8 @@ impl Tls {
     /// begun TLS keep their configuration.
     ///
     /// # Errors
-    /// [`ServeError::Tls`] if a file cannot be read, does not hold its certificate or key, or is
-    /// not a regular file: opening a FIFO would wait. The previous configuration then stays in use.
+    /// As [`from_files`](Self::from_files). The previous configuration then stays in use.
     pub fn reload(&self) -> Result<(), ServeError> {
-        self.files.expect_regular()?;
         let config = Arc::new(self.files.read()?);
         *self.config.write() = config;
         Ok(())
@@ -80,22 +82,14 @@ impl Tls {
 }
 
 impl Files {
-    fn expect_regular(&self) -> Result<(), ServeError> {
-        let Self { certificate, key, client_authority } = self;
-        for path in [certificate, key].into_iter().chain(client_authority) {
-            let found = path.metadata().and_then(|it| Expected::File.check(&it));
-            found.map_err(|error| tls_error(path, &error))?;
-        }
-        Ok(())
-    }
-
     fn read(&self) -> Result<ServerConfig, ServeError> {
         let Self { certificate, key, client_authority } = self;
         let chain = certificates(certificate)?;
-        let secret = PrivateKeyDer::from_pem_file(key).map_err(|error| match error {
-            pem::Error::NoItemsFound => tls_error(key, &"it holds no private key in PEM form"),
-            error => tls_error(key, &error),
-        })?;
+        let secret =
+            PrivateKeyDer::from_pem_slice(&content(key)?).map_err(|error| match error {
+                pem::Error::NoItemsFound => tls_error(key, &"it holds no private key in PEM form"),
+                error => tls_error(key, &error),
+            })?;
         let provider = Arc::new(rustls::crypto::ring::default_provider());
         let builder = ServerConfig::builder_with_provider(Arc::clone(&provider))
             .with_safe_default_protocol_versions()
@@ -115,8 +109,9 @@ impl Files {
 }
 
 fn certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, ServeError> {
-    let found = CertificateDer::pem_file_iter(path).map_err(|error| tls_error(path, &error))?;
-    let found: Vec<_> = found.collect::<Result<_, _>>().map_err(|error| tls_error(path, &error))?;
+    let content = content(path)?;
+    let found = CertificateDer::pem_slice_iter(&content).collect::<Result<Vec<_>, _>>();
+    let found = found.map_err(|error| tls_error(path, &error))?;
     if found.is_empty() {
         return Err(tls_error(path, &"it holds no certificate in PEM form"));
     }
@@ -129,6 +124,10 @@ fn roots(path: &Path) -> Result<RootCertStore, ServeError> {
         roots.add(certificate).map_err(|error| tls_error(path, &error))?;
     }
     Ok(roots)
+}
+
+fn content(path: &Path) -> Result<Vec<u8>, ServeError> {
+    opening::read(path, FILE_BYTES_MAX).map_err(|error| tls_error(path, &error))
 }
 
 fn tls_error(path: &Path, error: &dyn std::fmt::Display) -> ServeError {

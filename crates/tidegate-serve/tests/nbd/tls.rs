@@ -4,6 +4,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, IsCa, KeyPair};
+use rustix::fs::{CWD, FileType, mknodat};
 use tidegate_serve::nbd::{Export, Limits, ServeError, ServerBuilder, Tls, TlsMode};
 
 use crate::client::*;
@@ -210,8 +211,16 @@ fn files_that_make_no_sense_are_named() {
     let certificates = Certificates::new();
     let (certificate, key) =
         (certificates.file("server-cert.pem"), certificates.file("server-key.pem"));
-    let missing = certificates.file("missing.pem");
+    let (missing, fifo) = (certificates.file("missing.pem"), certificates.file("fifo"));
+    mknodat(CWD, &fifo, FileType::Fifo, 0o600.into(), 0).expect("a FIFO");
+    let (endless, huge) = (PathBuf::from("/dev/zero"), certificates.file("huge"));
+    let size = std::fs::File::create(&huge).and_then(|file| file.set_len(1 << 40));
+    size.expect("a sparse file");
     let cases = [
+        (&endless, &key, "/dev/zero: it is a character device: a regular file is expected"),
+        (&certificate, &endless, "/dev/zero: it is a character device"),
+        (&certificate, &fifo, "fifo: it is a FIFO: a regular file is expected"),
+        (&huge, &key, "huge: it has more than 4194304 bytes"),
         (&missing, &key, "missing.pem"),
         (&certificate, &missing, "missing.pem"),
         (&certificate, &certificate, "server-cert.pem"),
