@@ -443,8 +443,8 @@ pub(crate) enum ConfigCommand {
     #[command(after_help = "Examples:
   tidegate config check /etc/tidegate/tidegate.toml
 
-Nothing is opened: pools, keys and addresses are looked at by `serve`. Exit status: 0 nothing is \
-wrong; 1 something is.")]
+Nothing is opened: of pools, backings and TLS files only the kind is looked at, and `serve` looks \
+at the rest. Exit status: 0 nothing is wrong; 1 something is.")]
     Check {
         /// The file
         file: PathBuf,
@@ -729,8 +729,11 @@ pub(crate) fn parse_mode(text: &str) -> Result<String, SettingError> {
 }
 
 pub(crate) fn parse_unix(text: &str) -> Result<PathBuf, String> {
-    let path = text.strip_prefix("unix:").filter(|path| !path.is_empty());
-    path.map(PathBuf::from).ok_or_else(|| "expected unix:PATH".into())
+    match text.parse() {
+        Ok(ListenAddress::Unix(path)) => Ok(path),
+        Err(error) if text.starts_with("unix:") => Err(error.to_string()),
+        _ => Err("expected unix:PATH".into()),
+    }
 }
 
 /// Arguments of the supervisor. Its standard input is the connection to its launcher.

@@ -50,12 +50,12 @@ impl ServePlan {
     /// Returns the plan of the command line.
     ///
     /// # Errors
-    /// [`UsageError`] if an address is given twice, or no pool.
+    /// [`UsageError`] if two addresses collide, or no pool is given.
     pub(crate) fn of_arguments(args: &ServeArgs) -> Result<Self, UsageError> {
-        let twice = |at: usize| args.nbd[..at].contains(&args.nbd[at]);
-        if let Some(at) = (0..args.nbd.len()).find(|at| twice(*at)) {
-            let address = &args.nbd[at];
-            let text = format!("--nbd {address} is given twice; give each address once");
+        let control = args.device.control.clone().map(ListenAddress::Unix);
+        let addresses: Vec<_> = args.nbd.iter().chain(&args.metrics).chain(&control).collect();
+        let collides = |at| collision(addresses[at], addresses[..at].iter().copied());
+        if let Some(text) = (0..addresses.len()).find_map(collides) {
             return Err(UsageError(text));
         }
         let missing = || UsageError("a POOL or --config FILE is expected".into());
@@ -112,6 +112,18 @@ impl TlsFiles {
             authorities: args.tls_ca.clone(),
         })
     }
+}
+
+/// Returns why no server can listen at `address` and at all `earlier` ones, if none can.
+pub(crate) fn collision<'a>(
+    address: &ListenAddress,
+    mut earlier: impl Iterator<Item = &'a ListenAddress>,
+) -> Option<String> {
+    let other = earlier.find(|other| address.collides_with(other))?;
+    if other == address {
+        return Some(format!("{address} is given twice; give each address once"));
+    }
+    Some(format!("{address} collides with {other}; give each a path or port of its own"))
 }
 
 /// Returns the limits, with defaults for limits that are not given.

@@ -18,6 +18,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use parking_lot::{Mutex, MutexGuard};
+use tidegate::opening::is_one_file;
 use tidegate_serve::control::Reply;
 use tidegate_serve::nbd::{ExportTable, StopHandle, Tls};
 
@@ -107,8 +108,7 @@ impl Reloader {
     /// Answers a request to reload if the server has the configuration file `wanted`, or any if
     /// no file is named.
     pub(crate) fn answer(&self, wanted: Option<&Path>) -> Reply {
-        let is_wanted =
-            |config: &&PathBuf| wanted.is_none_or(|wanted| config::is_one_file(wanted, config));
+        let is_wanted = |config: &&PathBuf| wanted.is_none_or(|wanted| is_one_file(wanted, config));
         let Some(config) = self.config.as_ref().filter(is_wanted) else {
             return Reply::NotReloaded;
         };

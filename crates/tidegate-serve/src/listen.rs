@@ -8,9 +8,9 @@
 
 use std::fmt;
 use std::fs::File;
-use std::net::{TcpListener, ToSocketAddrs};
+use std::net::{IpAddr, TcpListener, ToSocketAddrs};
 use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
-use std::os::unix::net::UnixStream;
+use std::os::unix::net::{SocketAddr, UnixStream};
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
@@ -18,6 +18,7 @@ use rustix::fd::{AsFd, BorrowedFd, IntoRawFd, OwnedFd};
 use rustix::fs::{FlockOperation, Mode, OFlags, flock};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
+use tidegate::opening::is_one_file;
 
 use crate::ServeError;
 
@@ -53,7 +54,11 @@ impl FromStr for ListenAddress {
             return Ok(Self::Inherited);
         }
         if let Some(path) = text.strip_prefix("unix:").filter(|path| !path.is_empty()) {
-            return Ok(Self::Unix(path.into()));
+            return SocketAddr::from_pathname(path).map(|_| Self::Unix(path.into())).map_err(|_| {
+                ServeError::Address(format!(
+                    "cannot listen at {text:?}: a path of at most 107 bytes without NUL is expected"
+                ))
+            });
         }
         let (host, port) =
             text.strip_prefix("tcp:").and_then(|rest| rest.rsplit_once(':')).ok_or_else(bad)?;
@@ -65,6 +70,31 @@ impl FromStr for ListenAddress {
         }
         Ok(Self::Tcp { host: bare.to_owned(), port: port.parse().map_err(|_| bad())? })
     }
+}
+
+impl ListenAddress {
+    /// Returns whether no server can listen at both addresses. Compares names of hosts as texts.
+    pub fn collides_with(&self, other: &Self) -> bool {
+        match (self, other) {
+            (Self::Unix(one), Self::Unix(other)) => is_one_file(one, other),
+            (Self::Tcp { host, port }, Self::Tcp { host: other_host, port: other_port }) => {
+                // The system chooses another port each time.
+                *port != 0 && port == other_port && share_an_ip(host, other_host)
+            }
+            _ => self == other,
+        }
+    }
+}
+
+/// Returns whether listeners at both hosts would get connections to one IP address.
+fn share_an_ip(one: &str, other: &str) -> bool {
+    let ip = |host: &str| Some(host.parse::<IpAddr>().ok()?.to_canonical());
+    let (Some(one_ip), Some(other_ip)) = (ip(one), ip(other)) else {
+        return one.eq_ignore_ascii_case(other);
+    };
+    // `::` takes connections to IPv4 addresses, too.
+    let takes = |all: IpAddr, ip: IpAddr| all.is_unspecified() && (all.is_ipv6() || ip.is_ipv4());
+    one_ip == other_ip || takes(one_ip, other_ip) || takes(other_ip, one_ip)
 }
 
 impl fmt::Display for ListenAddress {
@@ -336,6 +366,49 @@ mod tests {
         {
             let error = text.parse::<ListenAddress>().expect_err(text).to_string();
             assert!(error.contains("expected unix:PATH or tcp:HOST:PORT"), "{error}");
+        }
+    }
+
+    #[test]
+    fn a_path_that_no_socket_can_have_is_refused() {
+        let long = format!("unix:/{}", "x".repeat(106));
+        assert!(long.parse::<ListenAddress>().is_ok());
+        for text in [format!("{long}x"), "unix:a\0b".to_owned()] {
+            let error = text.parse::<ListenAddress>().expect_err(&text).to_string();
+            assert!(error.contains("at most 107 bytes"), "{error}");
+        }
+    }
+
+    #[test]
+    fn addresses_collide_by_their_meaning() {
+        let collides = |one: &str, other: &str| {
+            let address = |text: &str| text.parse::<ListenAddress>().expect(text);
+            let collides = address(one).collides_with(&address(other));
+            assert_eq!(address(other).collides_with(&address(one)), collides, "{one} {other}");
+            collides
+        };
+        for (one, other) in [
+            ("tcp:0.0.0.0:1", "tcp:127.0.0.1:1"),
+            ("tcp:[::]:1", "tcp:127.0.0.1:1"),
+            ("tcp:[::]:1", "tcp:[::1]:1"),
+            ("tcp:[::ffff:0.0.0.0]:1", "tcp:10.0.0.1:1"),
+            ("tcp:[::ffff:127.0.0.1]:1", "tcp:127.0.0.1:1"),
+            ("tcp:[0:0::1]:1", "tcp:[::1]:1"),
+            ("tcp:Host:1", "tcp:host:1"),
+            ("unix:/nowhere/s", "unix:/nowhere/./s"),
+            ("systemd", "systemd"),
+        ] {
+            assert!(collides(one, other), "{one} {other}");
+        }
+        for (one, other) in [
+            ("tcp:127.0.0.1:0", "tcp:127.0.0.1:0"),
+            ("tcp:127.0.0.1:1", "tcp:127.0.0.1:2"),
+            ("tcp:127.0.0.1:1", "tcp:127.0.0.2:1"),
+            ("tcp:0.0.0.0:1", "tcp:[::1]:1"),
+            ("unix:/nowhere/s", "unix:/nowhere/t"),
+            ("unix:systemd", "systemd"),
+        ] {
+            assert!(!collides(one, other), "{one} {other}");
         }
     }
 

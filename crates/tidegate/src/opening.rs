@@ -4,6 +4,7 @@
 //! first descriptor is opened with `O_PATH` and only tells the kind. The second open goes through
 //! that descriptor, so that it reaches the checked file, whatever the path names by then.
 
+use std::ffi::OsString;
 use std::fs::{File, FileType, Metadata, OpenOptions};
 use std::io::{self, Read as _};
 use std::os::fd::AsRawFd;
@@ -102,6 +103,33 @@ pub fn read_text(path: &Path, bytes_max: u64) -> io::Result<String> {
     String::from_utf8(read(path, bytes_max)?).map_err(no_text)
 }
 
+/// Returns whether both paths lead to one file or device. Files that are not there yet are compared
+/// by their directories and names.
+pub fn is_one_file(one: &Path, other: &Path) -> bool {
+    match (place_of(one), place_of(other)) {
+        (Some(one), Some(other)) => one == other,
+        _ => one == other,
+    }
+}
+
+/// Returns the numbers of the file or device at `path`, or of its directory, with the name of a
+/// file that is not there yet.
+fn place_of(path: &Path) -> Option<((u64, u64), Option<OsString>)> {
+    if let Ok(found) = path.metadata() {
+        return Some((identity_of(&found), None));
+    }
+    let directory = path.parent().filter(|parent| !parent.as_os_str().is_empty());
+    let directory = directory.unwrap_or(Path::new(".")).metadata().ok()?;
+    Some((identity_of(&directory), Some(path.file_name()?.to_owned())))
+}
+
+fn identity_of(found: &Metadata) -> (u64, u64) {
+    match found.rdev() {
+        0 => (found.dev(), found.ino()),
+        device => (device, 0),
+    }
+}
+
 /// Returns the size of the character device `device` if that is a devdax device.
 pub(crate) fn devdax_bytes(device: u64) -> Option<u64> {
     devdax_number(device, "size")
@@ -177,5 +205,23 @@ mod tests {
         }
         std::fs::write(&file, [0xff]).unwrap();
         assert_eq!(read_text(&file, 8).unwrap_err().kind(), io::ErrorKind::InvalidData);
+    }
+
+    #[test]
+    fn paths_to_one_file_are_known_before_it_is_there() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = |name: &str| dir.path().join(name);
+        std::fs::create_dir(path("real")).unwrap();
+        std::os::unix::fs::symlink("real", path("link")).unwrap();
+        let names = ["real/file", "link/file", "real/../real/./file"];
+        for _ in 0..2 {
+            for name in names {
+                assert!(is_one_file(&path("real/file"), &path(name)), "{name}");
+            }
+            assert!(!is_one_file(&path("real/file"), &path("real/other")));
+            assert!(!is_one_file(&path("none/file"), &path("real/file")));
+            std::fs::write(path("real/file"), "").unwrap();
+        }
+        assert!(is_one_file(&path("none/file"), &path("none/file")));
     }
 }

@@ -14,15 +14,14 @@ use crate::output::line;
 /// The file cannot be read.
 pub(crate) fn run(command: &ConfigCommand) -> Result<ExitCode> {
     let ConfigCommand::Check { file } = command;
-    match config::check(file)? {
-        Ok(plan) => {
-            let devices = plan.devices.len();
-            line(format_args!("{}: nothing wrong; devices: {devices}", file.display()))?;
-            Ok(ExitCode::SUCCESS)
-        }
-        Err(faults) => {
-            faults.into_iter().try_for_each(line)?;
-            Ok(ExitCode::FAILURE)
-        }
+    let (devices, faults) = match config::check(file)? {
+        Ok(plan) => (plan.devices.len(), config::wrong_files(&plan)),
+        Err(faults) => (0, faults),
+    };
+    if faults.is_empty() {
+        line(format_args!("{}: nothing wrong; devices: {devices}", file.display()))?;
+        return Ok(ExitCode::SUCCESS);
     }
+    faults.into_iter().try_for_each(line)?;
+    Ok(ExitCode::FAILURE)
 }

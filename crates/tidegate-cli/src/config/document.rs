@@ -95,20 +95,34 @@ impl<'a> Table<'a> {
         Some((found, offset))
     }
 
-    /// Returns the text of `key` with its offset.
-    pub(super) fn text_at(&mut self, key: &'static str) -> Option<(String, usize)> {
-        let value = self.take(key)?;
-        self.typed(key, "a text in quotes", &value, |it| it.as_str().map(str::to_owned))
+    /// Returns the offset of the value of `key` if the table has it.
+    pub(super) fn offset_of(&self, key: &str) -> Option<usize> {
+        Some(self.entries.get(key)?.span().start)
     }
 
-    /// Returns the text of `key`.
-    pub(super) fn text(&mut self, key: &'static str) -> Option<String> {
-        Some(self.text_at(key)?.0)
+    /// Returns the text of `key` with its offset.
+    fn text_at(&mut self, key: &'static str) -> Option<(String, usize)> {
+        let value = self.take(key)?;
+        let text = self.typed(key, "a text in quotes", &value, DeValue::as_str)?;
+        self.without_nul(key, text)
+    }
+
+    /// Returns `text` with its offset. Notes a NUL in it as a fault, since neither paths nor names
+    /// can have one.
+    fn without_nul(&self, key: &str, (text, offset): (&str, usize)) -> Option<(String, usize)> {
+        if text.contains('\0') {
+            self.document
+                .fault(offset, format_args!("`{key}` has a NUL; a text without it is expected"));
+            return None;
+        }
+        Some((text.to_owned(), offset))
     }
 
     /// Returns the path in `key`.
     pub(super) fn path(&mut self, key: &'static str) -> Option<PathBuf> {
-        self.text(key).map(PathBuf::from)
+        let path =
+            |text: &str| if text.is_empty() { Err("the path is empty") } else { Ok(text.into()) };
+        self.with(key, path)
     }
 
     /// Returns the text of `key`, parsed by `parse`.
@@ -135,8 +149,9 @@ impl<'a> Table<'a> {
         let Some(value) = self.take(key) else { return Vec::new() };
         let items = self.typed(key, "a list in brackets", &value, DeValue::as_array);
         let item = |item: &Spanned<DeValue<'a>>| {
-            let (text, offset) = self.typed(key, "a list of texts", item, DeValue::as_str)?;
-            Some((self.noted(offset, key, T::from_str(text))?, offset))
+            let text = self.typed(key, "a list of texts", item, DeValue::as_str)?;
+            let (text, offset) = self.without_nul(key, text)?;
+            Some((self.noted(offset, key, T::from_str(&text))?, offset))
         };
         items.into_iter().flat_map(|(items, _)| items).filter_map(item).collect()
     }

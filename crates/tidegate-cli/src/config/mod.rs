@@ -3,22 +3,23 @@
 
 mod document;
 
-use std::os::unix::fs::MetadataExt as _;
+use std::fmt::Display;
 use std::path::Path;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use clap::ValueEnum;
+use tidegate::backing::BackingUrl;
 use tidegate::dram::{Policy, TierSpec};
-use tidegate::opening;
-use tidegate_serve::nbd::ListenAddress;
+use tidegate::opening::{self, Expected, is_one_file};
+use tidegate_serve::nbd::{Export, ListenAddress, check_limits};
 
 use crate::args::{
     DeviceArgs, LimitArgs, MemoryArgs, STOP_TIMEOUT_SECONDS, TlsArgs, TlsWhen, parse_count,
     parse_mode, parse_unix,
 };
 use crate::log::{Format, Level};
-use crate::plan::{DevicePlan, ServePlan, TlsFiles, limits_of};
+use crate::plan::{DevicePlan, ServePlan, TlsFiles, collision, limits_of};
 use document::{Document, Table};
 
 /// Most bytes of a file.
@@ -53,6 +54,31 @@ pub(crate) fn check(path: &Path) -> Result<Result<ServePlan, Vec<String>>> {
     Ok(parse(path, &text))
 }
 
+/// Returns a line for each file of `plan` that is of another kind than expected. An absent file is
+/// none, because the server waits until it appears.
+pub(crate) fn wrong_files(plan: &ServePlan) -> Vec<String> {
+    let of_device = |device: &DevicePlan| {
+        let origin = device.origin.as_deref().unwrap_or_default();
+        let backing = device.args.backing.as_ref().and_then(BackingUrl::file);
+        let pool = wrong_file(&device.pool, Expected::Pool, format_args!("{origin}: the pool"));
+        let backing = backing.and_then(|path| {
+            wrong_file(&path, Expected::Blocks, format_args!("{origin}: the backing"))
+        });
+        pool.into_iter().chain(backing)
+    };
+    let of_tls = |tls: &TlsFiles| {
+        let files = [Some(&tls.certificate), Some(&tls.key), tls.authorities.as_ref()];
+        files.map(|path| wrong_file(path?, Expected::File, format_args!("TLS file")))
+    };
+    let of_tls = plan.tls.iter().flat_map(of_tls).flatten();
+    plan.devices.iter().flat_map(of_device).chain(of_tls).collect()
+}
+
+fn wrong_file(path: &Path, expected: Expected, what: impl Display) -> Option<String> {
+    let error = expected.check(&path.metadata().ok()?).err()?;
+    Some(format!("{what} {}: {error}", path.display()))
+}
+
 fn parse(path: &Path, text: &str) -> Result<ServePlan, Vec<String>> {
     let document = Document::new(path, text);
     let plan = plan(&document);
@@ -63,7 +89,7 @@ fn parse(path: &Path, text: &str) -> Result<ServePlan, Vec<String>> {
 fn plan(document: &Document<'_>) -> ServePlan {
     let mut root = document.root();
     let nbd = root.list("nbd");
-    no_address_twice(document, &nbd);
+    let limits_offset = root.offset_of("request-memory").or(root.offset_of("max-connections"));
     let limits = LimitArgs {
         max_connections: root.number("max-connections", parse_count),
         request_memory: root.parsed("request-memory"),
@@ -71,7 +97,8 @@ fn plan(document: &Document<'_>) -> ServePlan {
             .number("stop-timeout", str::parse::<u32>)
             .unwrap_or(STOP_TIMEOUT_SECONDS),
     };
-    let metrics = root.parsed("metrics");
+    let metrics_offset = root.offset_of("metrics");
+    let metrics: Option<ListenAddress> = root.parsed("metrics");
     let log_format = root.with("log-format", |text| Format::from_str(text, false));
     let log_level = root.with("log-level", |text| Level::from_str(text, false));
     let tls = root.table("tls").and_then(|table| tls(document, table));
@@ -80,7 +107,17 @@ fn plan(document: &Document<'_>) -> ServePlan {
     if tables.is_empty() {
         document.fault(0, "no device to serve; say `[[device]]` and its `pool = \"PATH\"`");
     }
+    let (stop_timeout, limits) = (limits.stop_timeout, limits_of(&limits));
+    if let Err(error) = check_limits(&limits, tls.is_some()) {
+        document.fault(limits_offset.unwrap_or(0), error);
+    }
     let devices = devices(document, tables);
+    let controls = devices.iter().filter_map(|(device, offset)| {
+        Some((ListenAddress::Unix(device.args.control.clone()?), *offset))
+    });
+    let others = metrics.clone().zip(metrics_offset).into_iter().chain(controls);
+    no_address_twice(document, &nbd.iter().cloned().chain(others).collect::<Vec<_>>());
+    let devices: Vec<_> = devices.into_iter().map(|(device, _)| device).collect();
     let is_reached = |device: &DevicePlan| !nbd.is_empty() || device.args.ublk.is_some();
     if devices.is_empty() && nbd.is_empty() || !devices.iter().all(is_reached) {
         let what = "no address to listen at; say `nbd = [\"unix:PATH\"]`, or `ublk = true` in each \
@@ -90,11 +127,11 @@ fn plan(document: &Document<'_>) -> ServePlan {
     ServePlan {
         nbd: nbd.into_iter().map(|(address, _)| address).collect(),
         tls,
-        limits: limits_of(&limits),
+        limits,
         metrics,
         log_format: log_format.unwrap_or(Format::Text),
         log_level: log_level.unwrap_or(Level::Info),
-        stop_timeout: Duration::from_secs(limits.stop_timeout.into()),
+        stop_timeout: Duration::from_secs(stop_timeout.into()),
         devices,
         tries_again: true,
     }
@@ -102,8 +139,9 @@ fn plan(document: &Document<'_>) -> ServePlan {
 
 fn no_address_twice(document: &Document<'_>, addresses: &[(ListenAddress, usize)]) {
     for (at, (address, offset)) in addresses.iter().enumerate() {
-        if addresses[..at].iter().any(|(earlier, _)| earlier == address) {
-            document.fault(*offset, format_args!("{address} is given twice"));
+        let earlier = addresses[..at].iter().map(|(earlier, _)| earlier);
+        if let Some(what) = collision(address, earlier) {
+            document.fault(*offset, what);
         }
     }
 }
@@ -124,47 +162,50 @@ fn tls(document: &Document<'_>, mut table: Table<'_>) -> Option<TlsFiles> {
     files
 }
 
-fn devices(document: &Document<'_>, tables: Vec<Table<'_>>) -> Vec<DevicePlan> {
-    let mut devices: Vec<DevicePlan> = Vec::new();
+fn devices(document: &Document<'_>, tables: Vec<Table<'_>>) -> Vec<(DevicePlan, usize)> {
+    let mut devices: Vec<(DevicePlan, usize)> = Vec::new();
     for table in tables {
         let offset = table.offset;
         let Some(device) = device(document, table) else { continue };
-        for earlier in &devices {
-            let fault = |what| document.fault(offset, what);
-            if earlier.args.export == device.args.export {
-                let name = &device.args.export;
-                fault(format!("two devices have the export {name:?}; give each its own name"));
-            }
-            if is_one_file(&earlier.pool, &device.pool) {
-                fault(format!("two devices have the pool {}", device.pool.display()));
-            }
-        }
-        devices.push(device);
+        let own = pool_as_backing(&device, &device.pool);
+        let shared = devices.iter().flat_map(|(earlier, _)| shared(earlier, &device));
+        own.into_iter().chain(shared).for_each(|fault| document.fault(offset, fault));
+        devices.push((device, offset));
     }
     devices
 }
 
-/// Returns whether both paths lead to one file or device. Paths that lead nowhere are compared as
-/// texts.
-pub(crate) fn is_one_file(one: &Path, other: &Path) -> bool {
-    let identity = |path: &Path| {
-        let found = path.metadata().ok()?;
-        Some(match found.rdev() {
-            0 => (found.dev(), found.ino()),
-            device => (device, 0),
-        })
-    };
-    match (identity(one), identity(other)) {
-        (Some(one), Some(other)) => one == other,
-        _ => std::path::absolute(one).ok() == std::path::absolute(other).ok(),
-    }
+/// Returns the faults of two devices that share what belongs to one.
+fn shared(one: &DevicePlan, other: &DevicePlan) -> Vec<String> {
+    let (export, pool) = (&other.args.export, other.pool.display());
+    let backings = one.args.backing.as_ref().zip(other.args.backing.as_ref());
+    let faults = [
+        (one.args.export == *export)
+            .then(|| format!("two devices have the export {export:?}; give each its own name")),
+        is_one_file(&one.pool, &other.pool).then(|| format!("two devices have the pool {pool}")),
+        backings
+            .filter(|(one, other)| one.shares_data_with(other))
+            .map(|(_, backing)| format!("two devices have the backing {backing}")),
+        pool_as_backing(one, &other.pool),
+        pool_as_backing(other, &one.pool),
+    ];
+    faults.into_iter().flatten().collect()
+}
+
+/// Returns the fault of `device` if its backing is the file of `pool`.
+fn pool_as_backing(device: &DevicePlan, pool: &Path) -> Option<String> {
+    let backing = device.args.backing.as_ref()?;
+    let is_pool = is_one_file(&backing.file()?, pool);
+    is_pool
+        .then(|| format!("the backing {backing} is a pool: name another file, or a block device"))
 }
 
 fn device(document: &Document<'_>, mut table: Table<'_>) -> Option<DevicePlan> {
     let offset = table.offset;
     let has_pool = table.has("pool");
     let pool = table.path("pool");
-    let export = table.text("export").unwrap_or_default();
+    let name = |text: &str| Export::check_name(text).map(|()| text.to_owned());
+    let export = table.with("export", name).unwrap_or_default();
     let none = TierSpec { policy: Policy::None, bytes: 0 };
     let origin = format!("{}: device {export:?}", document.position(offset));
     let args = DeviceArgs {

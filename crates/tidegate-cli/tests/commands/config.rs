@@ -241,6 +241,118 @@ export = "two"
     assert!(lines.iter().any(|line| line.contains("expected wb, wt, wa")), "{lines:#?}");
 }
 
+/// What the server would refuse later is a fault of the file.
+#[test]
+fn each_value_that_the_server_would_refuse_is_a_fault() {
+    let scene = Scene::new("");
+    let device = "\n[[device]]\npool = \"DIR/one\"\n";
+    let long = "x".repeat(4097);
+    for (file, expected) in [
+        (format!("request-memory = \"1M\"{device}"), "2:18: memory of 1048576 bytes"),
+        (
+            format!("request-memory = \"64M\"\nmax-connections = 656{device}"),
+            "2:18: 656 connections with 67108864 bytes",
+        ),
+        (
+            // With TLS each connection takes more.
+            format!("request-memory = \"64M\"\n[tls]\ncert = \"a\"\nkey = \"b\"\n{device}"),
+            "2:18: 256 connections with 67108864 bytes",
+        ),
+        (format!("{device}export = \"{long}\""), "5:10: `export`: an export's name has 4097 bytes"),
+        (format!("{device}export = \"a\\u0000b\""), "5:10: `export` has a NUL"),
+        ("[[device]]\npool = \"a\\u0000b\"\n".into(), "3:8: `pool` has a NUL"),
+        ("[[device]]\npool = \"\"\n".into(), "3:8: `pool`: the path is empty"),
+        (format!("metrics = \"unix:a\\u0000\"{device}"), "2:11: `metrics` has a NUL"),
+        (format!("metrics = \"unix:{long}\"{device}"), "2:11: `metrics`: cannot listen at"),
+        (format!("{device}control = \"unix:{long}\""), "5:11: `control`: cannot listen at"),
+    ] {
+        scene.write(&format!("nbd = [\"unix:DIR/socket\"]\n{file}"));
+        let (status, lines) = scene.check();
+        assert_eq!((status, lines.len()), (Some(1), 1), "{file}: {lines:?}");
+        assert!(lines[0].starts_with(expected), "{expected}: {lines:?}");
+        assert!(scene.refusal().contains(expected));
+    }
+}
+
+#[test]
+fn addresses_that_collide_by_their_meaning_are_a_fault() {
+    let scene = Scene::new("");
+    let device = "[[device]]\npool = \"DIR/one\"\n";
+    for (file, expected) in [
+        (
+            format!("nbd = [\"tcp:0.0.0.0:9\", \"tcp:[::ffff:127.0.0.1]:9\"]\n{device}"),
+            "1:25: tcp:[::ffff:127.0.0.1]:9 collides with tcp:0.0.0.0:9",
+        ),
+        (
+            format!("nbd = [\"tcp:127.0.0.1:9\"]\nmetrics = \"tcp:[::]:9\"\n{device}"),
+            "2:11: tcp:[::]:9 collides with tcp:127.0.0.1:9",
+        ),
+        (
+            format!("nbd = [\"unix:/n/s\"]\n{device}control = \"unix:/n/./s\"\n"),
+            "2:1: unix:/n/./s is given twice",
+        ),
+    ] {
+        scene.write(&file);
+        let (_, lines) = scene.check();
+        assert!(lines.len() == 1 && lines[0].starts_with(expected), "{expected}: {lines:?}");
+    }
+    let (one, socket) = (scene.path("one"), format!("--nbd=unix:{}", scene.path("socket")));
+    let metrics = format!("--metrics=unix:{}", scene.path("./socket"));
+    let output = run(["serve", &one, &socket, &metrics]);
+    let error = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(2), "{error}");
+    assert!(error.contains("/socket is given twice"), "{error}");
+}
+
+#[test]
+fn a_backing_belongs_to_one_device_and_is_no_pool() {
+    let scene = Scene::new("");
+    std::fs::write(scene.path("disk"), [0; 8192]).unwrap();
+    std::os::unix::fs::symlink("disk", scene.path("link")).unwrap();
+    let devices = |backings: [&str; 2]| {
+        let [one, two] = backings;
+        scene.write(&format!(
+            "nbd = [\"unix:DIR/socket\"]\n\
+             [[device]]\nexport = \"one\"\npool = \"DIR/one\"\nbacking = \"{one}\"\n\
+             [[device]]\nexport = \"two\"\npool = \"DIR/two\"\nbacking = \"{two}\"\n",
+        ));
+        scene.check().1
+    };
+    for (backings, expected) in [
+        (["DIR/disk", "delay:1ms,DIR/link"], "6:1: two devices have the backing delay:1ms,"),
+        (["nbd://host/x", "nbd://host:10809/x"], "6:1: two devices have the backing nbd://"),
+        (["DIR/disk", "DIR/two"], "6:1: the backing file:"),
+        (["DIR/two", "DIR/disk"], "6:1: the backing file:"),
+        (["DIR/one", "DIR/disk"], "2:1: the backing file:"),
+    ] {
+        let lines = devices(backings);
+        assert!(lines.len() == 1 && lines[0].starts_with(expected), "{backings:?}: {lines:?}");
+    }
+    assert!(devices(["null:1M", "null:1M"])[0].contains("nothing wrong"));
+}
+
+/// The server waits until such a file is replaced, so that only the check tells.
+#[test]
+fn a_pool_backing_or_key_of_another_kind_is_told() {
+    let scene = Scene::new(
+        "nbd = [\"unix:DIR/socket\"]\n[tls]\ncert = \"DIR/fifo\"\nkey = \"DIR/none\"\n\
+         [[device]]\npool = \"DIR\"\nbacking = \"DIR/fifo\"\n\
+         [[device]]\npool = \"DIR/later\"\nbacking = \"DIR/one\"\nexport = \"later\"\n",
+    );
+    mknodat(CWD, scene.path("fifo"), FileType::Fifo, 0o600.into(), 0).unwrap();
+    let (status, lines) = scene.check();
+    assert_eq!((status, lines.len()), (Some(1), 3), "{lines:#?}");
+    for (line, expected) in lines.iter().zip([
+        "5:1: device \"\": the pool ",
+        "5:1: device \"\": the backing ",
+        "TLS file ",
+    ]) {
+        assert!(line.starts_with(expected), "{line}");
+    }
+    assert!(lines[0].contains("it is a directory: a regular file or a devdax"), "{lines:#?}");
+    assert!(lines[1].contains("it is a FIFO: a regular file or a block device"), "{lines:#?}");
+}
+
 /// No command waits for the other end of a FIFO, or reads a file without an end.
 #[test]
 fn what_is_no_file_of_a_bounded_size_is_not_read() {

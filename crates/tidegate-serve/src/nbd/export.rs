@@ -32,6 +32,14 @@ impl Export {
         Self { name, description, device, read_only, counters, changes, users }
     }
 
+    /// Checks a name of an export.
+    ///
+    /// # Errors
+    /// [`ServeError::Export`] if `name` is longer than 4096 bytes or has a NUL.
+    pub fn check_name(name: &str) -> Result<(), ServeError> {
+        check_string("name", name)
+    }
+
     /// Adds a description for people: at most 4096 bytes, no NUL.
     #[must_use]
     pub fn description(mut self, description: impl Into<String>) -> Self {
@@ -174,7 +182,7 @@ fn check_names(names: &[&str]) -> Result<(), ServeError> {
         return Err(ServeError::Export("a server needs at least one export; found none".into()));
     }
     for (index, name) in names.iter().enumerate() {
-        check_string("name", name)?;
+        Export::check_name(name)?;
         if names[..index].contains(name) {
             let what = format!("two exports have the name {name:?}; give each its own");
             return Err(ServeError::Export(what));

@@ -37,4 +37,5 @@ pub use crate::{ListenAddress, LogSink, ServeError, Statistics, StatisticsSource
 pub use export::Export;
 pub use limits::{Limits, MEMORY_BYTES_MIN};
 pub use server::{ExportTable, Server, ServerBuilder};
+pub use share::check_limits;
 pub use tls::{Tls, TlsMode};

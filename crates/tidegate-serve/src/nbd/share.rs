@@ -129,6 +129,15 @@ impl Share {
     }
 }
 
+/// Checks `limits`, also against each other: connections take memory, with TLS more.
+///
+/// # Errors
+/// [`ServeError::Limit`].
+pub fn check_limits(limits: &Limits, has_tls: bool) -> Result<(), ServeError> {
+    limits.check(None)?;
+    Share::new(limits, has_tls).leased_bytes(limits).map(drop)
+}
+
 /// Returns the memory that TLS takes with a buffer of `buffer_bytes`.
 fn tls_bytes(buffer_bytes: usize) -> usize {
     if buffer_bytes == 0 { 0 } else { buffer_bytes + TLS_EXTRA_BYTES }

@@ -17,7 +17,7 @@ pub(super) static DELAY: Scheme = Scheme {
     example: "delay:20ms,file:/srv/disk.img",
     identified_by: "that of the backing behind the comma",
     parse: |rest| parts(rest).map(|_| rest.to_owned()),
-    path: |rest| parts(rest).ok()?.1.path(),
+    place: |rest| parts(rest).ok()?.1.place(),
     open,
 };
 

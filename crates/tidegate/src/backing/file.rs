@@ -14,7 +14,7 @@ use super::areas::Areas;
 use super::disk::{self, folder_of};
 use super::facts::identity_of;
 use super::observe::Observer;
-use super::{BackingError, Guard, OpenBacking, Opening, Scheme};
+use super::{BackingError, Guard, OpenBacking, Opening, Place, Scheme};
 use crate::device::BLOCK_BYTES_MIN;
 use crate::device::file::{FileDevice, FileOptions};
 use crate::opening::{self, Expected};
@@ -29,7 +29,7 @@ pub(super) static FILE: Scheme = Scheme {
     identified_by: "a file by its file system and inode, a disk by what it says of itself or else \
                     by the UUID of what lies on it; not by its path",
     parse,
-    path: |rest| Some(rest.into()),
+    place: |rest| Some(Place::File(rest.into())),
     open,
 };
 

@@ -29,7 +29,9 @@ pub use mark::Mark;
 pub use observe::Observer;
 pub(crate) use observe::now_ns as system_now_ns;
 
+use crate::device::nbd::NbdAddress;
 use crate::device::{BlockDevice, DeviceError};
+use crate::opening::is_one_file;
 use crate::pool::{BackingState, Glance};
 
 /// All schemes.
@@ -49,11 +51,25 @@ pub struct Scheme {
     pub identified_by: &'static str,
     /// Checks the text after the colon. Returns the text to keep, or the fault.
     parse: fn(&str) -> Result<String, String>,
-    /// Returns the path that has to exist before the backing can be opened, if it needs one.
-    path: fn(&str) -> Option<PathBuf>,
+    /// Returns the place of the data, which two pools must not share.
+    place: fn(&str) -> Option<Place>,
     /// Opens the backing that the first argument names, after `parse` accepted it, and locks other
     /// programs out.
     open: fn(&str, &Opening<'_>) -> Result<OpenBacking, BackingError>,
+}
+
+/// Where the data of a backing is.
+#[derive(PartialEq, Eq)]
+enum Place {
+    /// A file or a block device.
+    File(PathBuf),
+    /// An export of an NBD server.
+    Export {
+        /// The server.
+        address: NbdAddress,
+        /// Its name.
+        name: String,
+    },
 }
 
 /// How to open a backing.
@@ -163,7 +179,31 @@ impl BackingUrl {
     /// Returns the path that has to exist before the backing can be opened: a file, a disk, or the
     /// socket of a server. Returns `None` for a backing without a path.
     pub fn path(&self) -> Option<PathBuf> {
-        (self.scheme.path)(&self.rest)
+        match self.place()? {
+            Place::File(path) | Place::Export { address: NbdAddress::Unix(path), .. } => Some(path),
+            Place::Export { address: NbdAddress::Tcp { .. }, .. } => None,
+        }
+    }
+
+    /// Returns the path of the file or block device that has the data, if it is one.
+    pub fn file(&self) -> Option<PathBuf> {
+        match self.place()? {
+            Place::File(path) => Some(path),
+            Place::Export { .. } => None,
+        }
+    }
+
+    /// Returns whether the data of both is at one place, as far as the URLs and files show.
+    pub fn shares_data_with(&self, other: &Self) -> bool {
+        match (self.place(), other.place()) {
+            (Some(Place::File(one)), Some(Place::File(other))) => is_one_file(&one, &other),
+            (Some(one), Some(other)) => one == other,
+            _ => false,
+        }
+    }
+
+    fn place(&self) -> Option<Place> {
+        (self.scheme.place)(&self.rest)
     }
 
     /// Parses the URL `text`. Returns the fault as the error.
@@ -268,6 +308,30 @@ mod tests {
         assert_eq!(path("delay:20ms,file:///a"), Some("/a".into()));
         assert_eq!(path("nbd+unix:///x?socket=/run/s%20t"), Some("/run/s t".into()));
         assert_eq!((path("nbd://host/x"), path("null:1M")), (None, None));
+    }
+
+    #[test]
+    fn urls_of_one_place_share_its_data() {
+        let shares = |one: &str, other: &str| {
+            let url = |text: &str| text.parse::<BackingUrl>().unwrap();
+            url(one).shares_data_with(&url(other))
+        };
+        for (one, other) in [
+            ("/nowhere/a", "delay:20ms,file:///nowhere/a"),
+            ("/dev/zero", "/dev/./zero"),
+            ("nbd://host/x", "nbd://host:10809/x?timeout=1s"),
+            ("nbd+unix:///x?socket=/s", "nbd+unix:///x?socket=/s&timeout=1s"),
+        ] {
+            assert!(shares(one, other), "{one} {other}");
+        }
+        for (one, other) in [
+            ("/nowhere/a", "/nowhere/b"),
+            ("null:1M", "null:1M"),
+            ("nbd://host/x", "nbd://host/y"),
+            ("nbd+unix:///x?socket=/s", "/s"),
+        ] {
+            assert!(!shares(one, other), "{one} {other}");
+        }
     }
 
     #[test]

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use super::areas::{self, Areas};
 use super::observe::Observer;
-use super::{BackingError, OpenBacking, Opening, Scheme, parse_time};
+use super::{BackingError, OpenBacking, Opening, Place, Scheme, parse_time};
 use crate::device::BlockDevice;
 use crate::device::nbd::{NbdAddress, NbdDevice, NbdExport, NbdOptions, Watch};
 use crate::log::identity;
@@ -39,7 +39,7 @@ pub(super) static TCP: Scheme = Scheme {
     example: "nbd://storage.example:10809/disk?timeout=60s",
     identified_by: IDENTIFIED_BY,
     parse: |rest| NbdScheme::Tcp.options(rest).map(|_| rest.to_owned()),
-    path: |_| None,
+    place: |rest| NbdScheme::Tcp.place(rest),
     open: |rest, opening| NbdScheme::Tcp.open(rest, opening),
 };
 
@@ -51,10 +51,7 @@ pub(super) static UNIX: Scheme = Scheme {
     example: "nbd+unix:///disk?socket=/run/nbd.sock",
     identified_by: IDENTIFIED_BY,
     parse: |rest| NbdScheme::Unix.options(rest).map(|_| rest.to_owned()),
-    path: |rest| match NbdScheme::Unix.options(rest).ok()?.address {
-        NbdAddress::Unix(path) => Some(path),
-        NbdAddress::Tcp { .. } => None,
-    },
+    place: |rest| NbdScheme::Unix.place(rest),
     open: |rest, opening| NbdScheme::Unix.open(rest, opening),
 };
 
@@ -87,6 +84,11 @@ impl NbdScheme {
         let observer = observer.formerly(former);
         let seen = observer.observe_device()?;
         Ok(OpenBacking { device, observer, seen, name, holds, guard: None, table_sector_bytes })
+    }
+
+    fn place(&self, rest: &str) -> Option<Place> {
+        let NbdOptions { address, export: name, .. } = self.options(rest).ok()?;
+        Some(Place::Export { address, name })
     }
 
     fn url(&self, rest: &str) -> String {

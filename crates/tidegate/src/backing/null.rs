@@ -20,7 +20,7 @@ pub(super) static NULL: Scheme = Scheme {
     example: "null:16G",
     identified_by: "its size, as it is written",
     parse,
-    path: |_| None,
+    place: |_| None,
     open,
 };
 
