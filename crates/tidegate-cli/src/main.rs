@@ -9,6 +9,7 @@ mod commands;
 mod config;
 mod control;
 mod deadline;
+mod descriptors;
 mod devices;
 mod log;
 mod notify;

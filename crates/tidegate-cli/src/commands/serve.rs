@@ -23,7 +23,7 @@ use crate::plan::{DevicePlan, ServePlan, TlsFiles};
 use crate::reload::{FIRST_ATTEMPTS, LAST_ATTEMPTS, Reloader};
 use crate::served::{BlockDeviceOfPool, Served};
 use crate::tls::demands_certificates;
-use crate::{config, control, signals, tls, ublk, waits};
+use crate::{config, control, descriptors, signals, tls, ublk, waits};
 
 /// Runs the command until a signal ends it.
 ///
@@ -41,6 +41,7 @@ pub(crate) fn run(args: &ServeArgs) -> Result<()> {
 }
 
 fn serve(plan: ServePlan, config: Option<PathBuf>) -> Result<()> {
+    descriptors::raise_limit();
     let tls = plan.tls.as_ref().map(tls::read).transpose()?;
     // Before the first client connects: no signal is lost, and none kills the process.
     let signals = signals::catch()?;
@@ -88,6 +89,10 @@ fn serve_until(
     let started = Instant::now();
     let run = run_server(server, stop, || {
         devices.await_attempts(FIRST_ATTEMPTS, Some(stop));
+        if !addresses.is_empty() {
+            let now = exports.statistics().snapshot();
+            descriptors::warn_if_few(plan.limits.connections, &now);
+        }
         let announced = announce(&devices, &addresses, metrics.as_ref(), plan.tls.as_ref());
         drop(turn);
         announced

@@ -515,6 +515,37 @@ fn a_pool_or_a_backing_that_is_removed_is_told() {
     assert!(server.stop(Signal::TERM).0.success());
 }
 
+/// The limit of open files is raised as far as possible. A server tells at its start how many
+/// connections the limit is enough for, and each takes as many descriptors as it counts.
+#[test]
+fn a_limit_that_is_too_low_for_the_connections_is_told_at_the_start() {
+    let dir = with_pool();
+    let [socket, stderr] = ["socket", "stderr"].map(|name| text(&dir, name));
+    let served = |files: &str| {
+        let mut command = tool("prlimit", "util-linux");
+        command.arg(format!("--nofile={files}")).arg(env!("CARGO_BIN_EXE_tidegate")).arg("serve");
+        command.arg(text(&dir, "pool")).arg(format!("--nbd=unix:{socket}"));
+        command.stderr(std::fs::File::create(&stderr).unwrap());
+        Server::spawn(&mut command)
+    };
+    let said = || std::fs::read_to_string(&stderr).unwrap();
+    assert!(served("64:1024").stop(Signal::TERM).0.success());
+    assert!(!said().contains("may be open"), "{}", said());
+    let server = served("64:64");
+    let line = said();
+    assert!(line.contains("64 files may be open, enough for ") && line.lines().count() == 1);
+    let (_, rest) = line.split_once("enough for ").unwrap();
+    let (possible, rest) = rest.split_once(' ').unwrap();
+    assert!(rest.starts_with("connections of 256 (--max-connections)"), "{line}");
+    let possible: usize = possible.parse().unwrap();
+    let connect = |_| nbd::Client::connect(Path::new(&socket)).expect("it is served");
+    let clients: Vec<_> = (0..possible).map(connect).collect();
+    assert!(possible > 10, "{line}");
+    assert_eq!(said(), line, "the limit was enough");
+    drop(clients);
+    assert!(server.stop(Signal::TERM).0.success());
+}
+
 /// A server without descriptors for its clients says so once, with what to do, and takes clients
 /// again.
 #[test]
@@ -530,14 +561,14 @@ fn a_lack_of_descriptors_is_said_once() {
         (0..40).map(|_| std::os::unix::net::UnixStream::connect(&socket).unwrap()).collect();
     let said = || std::fs::read_to_string(text(&dir, "stderr")).unwrap();
     let deadline = Instant::now() + Duration::from_secs(30);
-    while said().is_empty() {
-        assert!(Instant::now() < deadline, "nothing is said");
+    while said().lines().count() < 2 {
+        assert!(Instant::now() < deadline, "nothing is said: {}", said());
         std::thread::yield_now();
     }
     // Ten more attempts of the server to accept.
     std::thread::sleep(Duration::from_secs(1));
     let lines = said();
-    assert_eq!(lines.lines().count(), 1, "{lines}");
+    assert_eq!(lines.lines().count(), 2, "{lines}");
     assert!(lines.contains("Too many open files") && lines.contains("LimitNOFILE="), "{lines}");
     drop(clients);
     nbd::Client::connect(Path::new(&socket)).expect("it takes clients again");

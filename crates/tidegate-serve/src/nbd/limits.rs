@@ -11,6 +11,9 @@ pub const MEMORY_BYTES_MIN: usize = 64 << 20;
 /// largest.
 pub(super) const LEASED_BYTES_MIN: usize = MEMORY_BYTES_MIN / 4 * 3;
 
+/// Descriptors that a connection takes: its socket, and the event that wakes its thread.
+pub const DESCRIPTORS_PER_CONNECTION: u64 = 2;
+
 /// Limits for clients.
 #[derive(Debug, Clone)]
 pub struct Limits {

@@ -35,7 +35,7 @@ mod users;
 
 pub use crate::{ListenAddress, LogSink, ServeError, Statistics, StatisticsSource, StopHandle};
 pub use export::Export;
-pub use limits::{Limits, MEMORY_BYTES_MIN};
+pub use limits::{DESCRIPTORS_PER_CONNECTION, Limits, MEMORY_BYTES_MIN};
 pub use server::{ExportTable, Server, ServerBuilder};
 pub use share::check_limits;
 pub use tls::{Tls, TlsMode};
