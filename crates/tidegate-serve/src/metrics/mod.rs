@@ -54,8 +54,16 @@ impl MetricsServer {
 }
 
 fn converse(mut client: Peer, readings: &dyn Fn() -> Vec<Reading>) -> io::Result<()> {
-    let request = client.read_until(REQUEST_BYTES_MAX, |bytes| bytes.ends_with(b"\r\n\r\n"))?;
+    let request = client.read_until(REQUEST_BYTES_MAX, |bytes| !is_partial(bytes))?;
     client.write_all(&response(&request, readings))
+}
+
+/// Returns whether more bytes can make `request` a whole one. Its lines may end with a bare line
+/// feed, and a body may follow.
+fn is_partial(request: &[u8]) -> bool {
+    let mut headers = [httparse::EMPTY_HEADER; HEADERS_MAX];
+    let parsed = httparse::Request::new(&mut headers).parse(request);
+    parsed.is_ok_and(|status| status.is_partial())
 }
 
 /// Returns the response to `request`.
@@ -154,6 +162,23 @@ mod tests {
         let post = answer(&server, "POST /metrics HTTP/1.1\r\n\r\n");
         assert!(post.starts_with("HTTP/1.1 405") && post.contains("Allow: GET, HEAD\r\n"));
         assert!(answer(&server, "anything\r\n\r\n").starts_with("HTTP/1.1 400"));
+    }
+
+    /// No request is waited for that came whole, or that no bytes can make whole.
+    #[test]
+    fn a_request_is_answered_once_its_end_is_there() {
+        let address = "tcp:127.0.0.1:0".parse().expect("an address");
+        let server = MetricsServer::start(&address, readings).expect("it starts");
+        for (request, status) in [
+            ("GET /metrics HTTP/1.1\nHost: it\n\n", 200),
+            ("GET /metrics HTTP/1.1\r\nHost: it\n\r\n", 200),
+            ("POST /metrics HTTP/1.1\r\nContent-Length: 4\r\n\r\nbody", 405),
+            ("GET /metrics HTTP/1.1\n\nGET /metrics HTTP/1.1\n\n", 200),
+            ("nonsense\n", 400),
+        ] {
+            let answer = answer(&server, request);
+            assert!(answer.starts_with(&format!("HTTP/1.1 {status}")), "{request:?}: {answer:?}");
+        }
     }
 
     #[test]
