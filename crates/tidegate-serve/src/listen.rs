@@ -184,6 +184,13 @@ impl Listener {
         &self.address
     }
 
+    /// Returns whether other machines may reach the socket: its IP address is no loopback address.
+    pub(crate) fn is_open_to_network(&self) -> bool {
+        let local = rustix::net::getsockname(&self.socket).ok();
+        let local = local.and_then(|local| std::net::SocketAddr::try_from(local).ok());
+        local.is_some_and(|local| !local.ip().to_canonical().is_loopback())
+    }
+
     /// Accepts a waiting connection, makes it nonblocking, and returns it with the client's name.
     pub(crate) fn accept(&self) -> rustix::io::Result<(OwnedFd, String)> {
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;

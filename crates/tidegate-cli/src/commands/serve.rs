@@ -2,7 +2,6 @@
 //! signal stops it.
 
 use std::io;
-use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
@@ -69,6 +68,7 @@ fn serve_until(
     // All sockets first: if an address is in use, no pool has changed.
     let server = bind(&plan, tls.clone())?;
     let (addresses, exports) = (server.addresses(), server.exports());
+    let open = server.open_addresses();
     let devices = Devices::new(std::mem::take(&mut plan.devices), stop)?;
     devices.all().iter().try_for_each(listen)?;
     let opener = Opener::new(&exports, &devices);
@@ -93,7 +93,8 @@ fn serve_until(
             let now = exports.statistics().snapshot();
             descriptors::warn_if_few(plan.limits.connections, &now);
         }
-        let announced = announce(&devices, &addresses, metrics.as_ref(), plan.tls.as_ref());
+        warn_of_network(&open, metrics.as_ref(), plan.tls.as_ref());
+        let announced = announce(&devices, &addresses, metrics.as_ref(), plan.tls.is_some());
         drop(turn);
         announced
     });
@@ -237,7 +238,7 @@ fn announce(
     devices: &Devices,
     addresses: &[ListenAddress],
     metrics: Option<&MetricsServer>,
-    tls: Option<&TlsFiles>,
+    has_tls: bool,
 ) -> io::Result<()> {
     let served = devices.served();
     for one in &served {
@@ -252,7 +253,7 @@ fn announce(
         field("metrics", metrics.address())?;
     }
     for address in addresses {
-        announce_address(address, &served, tls)?;
+        announce_address(address, &served, has_tls)?;
     }
     line("ready")?;
     devices.announce();
@@ -267,13 +268,14 @@ fn announce_device(device: &BlockDeviceOfPool) -> io::Result<()> {
     field("ublk", path)
 }
 
-fn announce_address(
-    address: &ListenAddress,
-    served: &[Served],
+/// Warns of addresses that other machines may reach: the `open` ones, where clients need no
+/// certificate, and that of the metrics.
+fn warn_of_network(
+    open: &[ListenAddress],
+    metrics: Option<&MetricsServer>,
     tls: Option<&TlsFiles>,
-) -> io::Result<()> {
-    let secure = tls.is_some();
-    if is_everywhere(address) && !demands_certificates(tls) {
+) {
+    for address in open.iter().filter(|_| !demands_certificates(tls)) {
         say(
             Level::Warning,
             format_args!(
@@ -282,8 +284,21 @@ fn announce_address(
             ),
         );
     }
+    if let Some(metrics) = metrics.filter(|metrics| metrics.is_open_to_network()) {
+        let address = metrics.address();
+        say(
+            Level::Warning,
+            format_args!(
+                "{address} is open to the network: each client that reaches it can read the \
+                 metrics; listen at 127.0.0.1 if none is to"
+            ),
+        );
+    }
+}
+
+fn announce_address(address: &ListenAddress, served: &[Served], has_tls: bool) -> io::Result<()> {
     field("listening", address)?;
-    for uri in served.iter().filter_map(|one| uri(address, &one.plan.args.export, secure)) {
+    for uri in served.iter().filter_map(|one| uri(address, &one.plan.args.export, has_tls)) {
         field("try", format_args!("nbdinfo '{uri}'"))?;
     }
     Ok(())
@@ -292,12 +307,6 @@ fn announce_address(
 /// Prints the name of the export if there are several.
 fn name_if_several(devices: usize, one: &Served) -> io::Result<()> {
     if devices > 1 { field("export", &one.plan.args.export) } else { Ok(()) }
-}
-
-/// Returns whether the address is on all networks of the machine.
-fn is_everywhere(address: &ListenAddress) -> bool {
-    let ListenAddress::Tcp { host, .. } = address else { return false };
-    host.parse().is_ok_and(|address: IpAddr| address.is_unspecified())
 }
 
 /// Returns the address as NBD clients write it, or `None` if it is not known.

@@ -515,6 +515,35 @@ fn a_pool_or_a_backing_that_is_removed_is_told() {
     assert!(server.stop(Signal::TERM).0.success());
 }
 
+/// What counts is the address that the socket has, however it was written.
+#[test]
+fn addresses_that_other_machines_reach_are_told() {
+    let dir = with_pool();
+    let stderr = text(&dir, "stderr");
+    let said = |addresses: &[&str]| {
+        let mut command = tidegate();
+        command.arg("serve").arg(text(&dir, "pool")).args(addresses);
+        command.arg(format!("--nbd=unix:{}", text(&dir, "socket")));
+        let server = Server::spawn(command.stderr(std::fs::File::create(&stderr).unwrap()));
+        let said = std::fs::read_to_string(&stderr).unwrap();
+        assert!(server.stop(Signal::TERM).0.success());
+        said
+    };
+    let mut local = vec!["--nbd=tcp:127.0.0.1:0", "--nbd=tcp:localhost:0", "--nbd=tcp:127.2:0"];
+    let mut open = vec!["--nbd=tcp:0.0.0.0:0", "--nbd=tcp:0:0"];
+    if std::net::TcpListener::bind("[::1]:0").is_ok() {
+        local.extend(["--nbd=tcp:[::1]:0", "--nbd=tcp:[::ffff:127.0.0.1]:0"]);
+        open.extend(["--nbd=tcp:[::]:0", "--nbd=tcp:[::ffff:0.0.0.0]:0"]);
+    }
+    local.push("--metrics=tcp:127.0.0.1:0");
+    open.push("--metrics=tcp:0:0");
+    assert_eq!(said(&local), "");
+    let warned = said(&open);
+    let is_warning = |line: &&str| line.contains("is open to the network: each client");
+    assert_eq!(warned.lines().filter(is_warning).count(), open.len(), "{warned}");
+    assert!(warned.lines().any(|line| line.contains("can read the metrics")), "{warned}");
+}
+
 /// The limit of open files is raised as far as possible. A server tells at its start how many
 /// connections the limit is enough for, and each takes as many descriptors as it counts.
 #[test]

@@ -27,6 +27,7 @@ const TEXT_TYPE: &str = "text/plain; charset=utf-8";
 /// A thread that shows the page until this is dropped.
 pub struct MetricsServer {
     address: ListenAddress,
+    is_open_to_network: bool,
     /// Dropped with this.
     _server: SerialServer,
 }
@@ -41,15 +42,21 @@ impl MetricsServer {
         readings: impl Fn() -> Vec<Reading> + Send + 'static,
     ) -> Result<Self, ServeError> {
         let listener = Listener::bind(address)?;
-        let address = listener.address().clone();
+        let (address, is_open_to_network) =
+            (listener.address().clone(), listener.is_open_to_network());
         let converse = move |client| converse(client, &readings);
         let server = SerialServer::start("metrics", vec![listener], converse)?;
-        Ok(Self { address, _server: server })
+        Ok(Self { address, is_open_to_network, _server: server })
     }
 
     /// Returns the address, with the port that the system chose.
     pub fn address(&self) -> &ListenAddress {
         &self.address
+    }
+
+    /// Returns whether other machines may reach the address.
+    pub fn is_open_to_network(&self) -> bool {
+        self.is_open_to_network
     }
 }
 

@@ -158,6 +158,12 @@ impl Server {
         self.listeners.iter().map(|listener| listener.address().clone()).collect()
     }
 
+    /// Returns those addresses that other machines may reach.
+    pub fn open_addresses(&self) -> Vec<ListenAddress> {
+        let open = self.listeners.iter().filter(|listener| listener.is_open_to_network());
+        open.map(|listener| listener.address().clone()).collect()
+    }
+
     /// Returns a source of the server's statistics, which works also while the server runs.
     pub fn statistics(&self) -> StatisticsSource {
         self.exports().statistics()
