@@ -12,12 +12,12 @@ use std::path::{Path, PathBuf};
 use clap::Parser;
 use rustix::time::{ClockId, clock_gettime};
 use tidegate::pmem::MediaModel;
+use tidegate_replay::model::costs::Costs;
 use tidegate_replay::profile::Profile;
 use tidegate_replay::replay::KEPT_OPERATIONS_MAX;
 use tidegate_replay::replay::amount::Amount;
 use tidegate_replay::replay::case::Case;
 use tidegate_replay::scheme::{Sizes, scheme};
-use tidegate_replay::time::DRAM_BYTES_PER_S;
 use tidegate_replay::trace::{merge, open};
 
 #[derive(Parser)]
@@ -55,7 +55,7 @@ fn measure(path: &Path, name: &str) -> Result<(), Box<dyn Error>> {
         dram_pages: Amount::Pct(50.0).pages(pages),
         pmem_bytes: Amount::Pct(20.0).bytes(pages),
         pmem_media: MediaModel::dram(),
-        dram_bytes_per_s: DRAM_BYTES_PER_S,
+        costs: Costs::optane(),
         footprint_pages: pages,
         atomic: false,
     };

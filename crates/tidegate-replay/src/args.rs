@@ -18,9 +18,9 @@ pub enum Command {
                       tidegate model --costs costs.json --cores 8,16\n  tidegate replay --costs \
                       costs.json app.csv.zst"
     )]
-    Model(ModelArgs),
+    Model(Box<ModelArgs>),
     /// Play traces through schemes of DRAM, persistent memory and storage, and compare them
-    Replay(ReplayArgs),
+    Replay(Box<ReplayArgs>),
     /// Make a trace of a running program, for `tidegate replay`
     #[command(
         after_help = "Examples:\n  tidegate record -- sqlite3 app.db < load.sql\n  tidegate record -o \

@@ -4,6 +4,8 @@ use std::fmt::Write as _;
 use std::path::Path;
 use std::process::{Command, Output};
 
+use tidegate_replay::model::costs::Costs;
+
 fn run(args: &[&str]) -> Output {
     Command::new(env!("CARGO_BIN_EXE_tidegate-replay")).args(args).output().unwrap()
 }
@@ -129,6 +131,27 @@ fn a_replay_takes_what_was_measured_of_this_machine() {
     ok(&["model", "--costs", &costs, "--cores=1", "--jobs=1", "--iodepth=1", "--policies=btt"]);
     assert!(fails(2, &["replay", "--costs", &costs, "--ssd=hdd", &trace]).contains("--ssd"));
     assert!(fails(2, &["model", "--disk", &folder]).contains("--calibrate"));
+}
+
+/// Times of locks, threads and the table count for the tiers that the model runs.
+#[test]
+fn a_replay_through_a_dram_tier_takes_all_costs_that_were_chosen() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = |name: &str| dir.path().join(name).to_str().unwrap().to_owned();
+    let (costs, trace) = (path("costs.json"), path("t.csv"));
+    let lines = "ts_us,tid,op,file,offset,len\n0,1,write,/a,0,4096\n1,1,fsync,/a,0,0\n";
+    std::fs::write(&trace, lines).unwrap();
+    let seconds = |chosen: &Costs| {
+        chosen.write(Path::new(&costs)).unwrap();
+        let args = ["replay", "--costs", &costs, "--schemes=btt,transit", "--json=-", &trace];
+        let found: serde_json::Value = serde_json::from_str(&ok(&args)).unwrap();
+        [0, 1].map(|row| found["rows"][row]["seconds"].as_f64().unwrap())
+    };
+    let fast = seconds(&Costs::optane());
+    let slow = seconds(&Costs { btt_ns: 1_000_000, ..Costs::optane() });
+    for (fast, slow) in fast.into_iter().zip(slow) {
+        assert!(slow > fast + 0.0009, "{slow} {fast}");
+    }
 }
 
 #[test]

@@ -60,7 +60,8 @@ impl Case {
     /// # Errors
     /// The scheme cannot be created.
     pub fn new(entry: &'static SchemeEntry, sizes: Sizes, ssd: &SsdModel) -> Result<Self> {
-        let meter = Meter::new(ssd.clone(), sizes.pmem_media.clone(), sizes.dram_bytes_per_s);
+        let meter =
+            Meter::new(ssd.clone(), sizes.pmem_media.clone(), sizes.costs.dram_copy_bytes_per_s);
         let scheme = (entry.create)(&sizes)?;
         Ok(Self { entry, sizes, scheme, meter, ends: Vec::new() })
     }

@@ -25,7 +25,7 @@ use crate::profile::Profile;
 use crate::report;
 use crate::scheme::{SCHEMES, SchemeEntry, Sizes, scheme};
 use crate::stdout::print;
-use crate::time::{DRAM_BYTES_PER_S, SsdModel};
+use crate::time::SsdModel;
 use crate::trace::{BadLines, Event, Format, Merged, Op, Trace, merge, open};
 use amount::Amount;
 pub use case::Row;
@@ -84,12 +84,13 @@ pub struct ReplayArgs {
     /// The persistent memory: dram, optane, cxl or custom, then ,KEY=NUMBER to change it
     #[arg(long, value_name = "MODEL", default_value = "optane")]
     pub pmem_media: MediaModel,
-    /// Storage and memory as `tidegate model --calibrate FILE` measured them
+    /// The machine as `tidegate model --calibrate FILE` measured it: storage, memory, and for DRAM
+    /// tiers also locks and threads
     #[arg(long, value_name = "FILE", conflicts_with_all = ["ssd", "pmem_media"])]
     pub costs: Option<String>,
-    /// Bytes per second that one thread copies from or to DRAM, from the costs.
-    #[arg(skip = DRAM_BYTES_PER_S)]
-    pub dram_bytes_per_s: u64,
+    /// Costs of the rest of the machine, of the same file.
+    #[arg(skip = Costs::optane())]
+    pub machine: Costs,
     /// Write one object with `rows` to FILE, or with - to standard output in place of the table
     #[arg(long, value_name = "FILE|-")]
     pub json: Option<PathBuf>,
@@ -147,7 +148,7 @@ impl ReplayArgs {
         if let Some(costs) = &self.costs {
             let costs = Costs::load(costs)?;
             (self.ssd, self.pmem_media) = (costs.ssd()?, costs.whole_media()?);
-            self.dram_bytes_per_s = costs.dram_copy_bytes_per_s;
+            self.machine = costs;
         }
         let replayed = self.replay()?;
         output::warn_of_bad_lines(&replayed);
@@ -239,7 +240,7 @@ impl ReplayArgs {
                     dram_pages,
                     pmem_bytes: entry.pmem.bytes(pmem_bytes, pages),
                     pmem_media: self.pmem_media.clone(),
-                    dram_bytes_per_s: self.dram_bytes_per_s,
+                    costs: self.machine.clone(),
                     footprint_pages: pages,
                     atomic: self.atomic,
                 };
@@ -341,7 +342,7 @@ mod tests {
             dram_pages: 1,
             pmem_bytes,
             pmem_media: MediaModel::dram(),
-            dram_bytes_per_s: DRAM_BYTES_PER_S,
+            costs: Costs::optane(),
             footprint_pages,
             atomic: false,
         };

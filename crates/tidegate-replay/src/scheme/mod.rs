@@ -26,6 +26,7 @@ use tidegate::dram::Policy;
 use tidegate::pmem::MediaModel;
 
 use crate::error::Result;
+use crate::model::costs::Costs;
 use crate::trace::Op;
 pub use devices::{Devices, Source};
 pub use page::PageId;
@@ -44,8 +45,8 @@ pub struct Sizes {
     pub pmem_bytes: u64,
     /// The model of persistent memory, for schemes that compute their own time.
     pub pmem_media: MediaModel,
-    /// Bytes per second that one thread copies from or to DRAM.
-    pub dram_bytes_per_s: u64,
+    /// Costs of the machine beside its storage and persistent memory.
+    pub costs: Costs,
     /// Distinct pages that the trace touches, a limit for the size of tables.
     pub footprint_pages: u64,
     /// Whether a crash keeps all or nothing of a sync. Schemes without atomic syncs ignore this.

@@ -6,6 +6,7 @@ use proptest::prelude::*;
 use tidegate::pmem::MediaModel;
 
 use super::{Pmem, Requests, SCHEMES, Scheme, SchemeEntry, Sizes, scheme};
+use crate::model::costs::Costs;
 use crate::time::{DRAM_BYTES_PER_S, Meter};
 use crate::trace::{FileId, Op};
 use model::{Model, Planted};
@@ -28,7 +29,7 @@ fn sizes(dram_pages: u64, pmem_pages: u64) -> Sizes {
         dram_pages,
         pmem_bytes: pmem_pages * 4 * KIB,
         pmem_media: MediaModel::dram(),
-        dram_bytes_per_s: DRAM_BYTES_PER_S,
+        costs: Costs::optane(),
         footprint_pages: 128,
         atomic: false,
     }

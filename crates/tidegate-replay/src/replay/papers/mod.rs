@@ -19,10 +19,11 @@ use super::amount::Amount;
 use super::output::mib;
 use super::{ReplayArgs, Replayed, Row};
 use crate::error::{Error, Result};
+use crate::model::costs::Costs;
 use crate::papers;
 use crate::parallel;
 use crate::report::grid;
-use crate::time::{DRAM_BYTES_PER_S, SsdModel};
+use crate::time::SsdModel;
 use crate::trace::BadLines;
 
 const SCHEMES: [&str; 6] = ["dram", "sccm", "sfcm", "afcm", "tidegate", "log"];
@@ -75,7 +76,7 @@ impl Task {
             atomic,
             ssd: ssd.clone(),
             pmem_media: MediaModel::dram(),
-            dram_bytes_per_s: DRAM_BYTES_PER_S,
+            machine: Costs::optane(),
             ..args.clone()
         };
         let replayed = of(&SCHEMES, false, self.traces.len() == 1).replay()?;

@@ -9,6 +9,7 @@ use tidegate::pmem::MediaModel;
 use super::cache::Cache;
 use super::still::Still;
 use super::{scheme_on, scheme_over};
+use crate::model::costs::Costs;
 use crate::scheme::{Scheme, Sizes};
 use crate::time::{DRAM_BYTES_PER_S, Meter, Totals};
 use crate::trace::{FileId, Op};
@@ -75,7 +76,7 @@ fn a_trace_has_one_answer_whatever_the_time_is() {
         dram_pages,
         pmem_bytes,
         pmem_media: MediaModel::dram(),
-        dram_bytes_per_s: DRAM_BYTES_PER_S,
+        costs: Costs::optane(),
         footprint_pages,
         atomic: false,
     };

@@ -20,7 +20,6 @@ use tidegate::pmem::Observer;
 use super::{Context, DEVICE_PAGES, Engine, PAGE, Shipped, failed};
 use crate::error::Result;
 use crate::model::below::{Below, Engine as EngineBelow};
-use crate::model::costs::Costs;
 use crate::model::machine::{Deadlock, ModelledMemory, Session, lock, spend};
 use crate::scheme::page::{ALL_LINES, PAGE_BYTES, pages_of};
 use crate::scheme::{Scheme, Sizes};
@@ -84,8 +83,7 @@ struct Tier {
 
 impl Tier {
     fn new(policy: Policy, bytes: u64, sizes: &Sizes) -> Result<Self> {
-        let dram_copy_bytes_per_s = sizes.dram_bytes_per_s;
-        let costs = Costs { dram_copy_bytes_per_s, ..Costs::optane() };
+        let costs = &sizes.costs;
         let (work, works) = channel();
         let watch = Arc::new(Watch::default());
         let observer = Arc::clone(&watch) as Arc<dyn Observer>;
@@ -94,7 +92,7 @@ impl Tier {
             .map_err(failed("the engine of"))?;
         watch.forget();
         let below = Arc::new(Watched { table: Arc::clone(&table), watch, work });
-        let mut session = Session::new(&costs, sizes.pmem_media.clone(), CPUS);
+        let mut session = Session::new(costs, sizes.pmem_media.clone(), CPUS);
         let (tier, _) = session
             .call(move || dram::open(policy, bytes, below as Arc<dyn BlockDevice>))
             .map_err(failed(TIER))?;
