@@ -133,6 +133,17 @@ fn a_replay_takes_what_was_measured_of_this_machine() {
     assert!(fails(2, &["model", "--disk", &folder]).contains("--calibrate"));
 }
 
+#[test]
+fn there_is_no_advice_on_a_trace_without_requests() {
+    let dir = tempfile::tempdir().unwrap();
+    let trace = dir.path().join("t.csv");
+    for lines in ["", "1,1,fsync,/a,0,0\n", "1,1,truncate,/a,0,0\n"] {
+        std::fs::write(&trace, format!("ts_us,tid,op,file,offset,len\n{lines}")).unwrap();
+        let printed = ok(&["replay", trace.to_str().unwrap()]);
+        assert!(printed.contains("Advice: none, for there is nothing to advise on"), "{printed}");
+    }
+}
+
 /// Times of locks, threads and the table count for the tiers that the model runs.
 #[test]
 fn a_replay_through_a_dram_tier_takes_all_costs_that_were_chosen() {

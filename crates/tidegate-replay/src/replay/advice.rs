@@ -22,6 +22,10 @@ const RUN: &str = "a log (`tidegate run`, or `tidegate create --engine log` for 
 
 /// Returns the line of advice.
 pub(super) fn advice(args: &ReplayArgs, replayed: &Replayed) -> String {
+    if replayed.profile.footprint_pages == 0 {
+        return "Advice: none, for there is nothing to advise on: the trace neither reads nor writes"
+            .to_owned();
+    }
     let mut offered: Vec<Row> =
         replayed.rows.iter().filter(|row| offer_of(row).is_some()).cloned().collect();
     charge_first_reads(&mut offered, replayed.profile.first_read_pages);
@@ -184,7 +188,8 @@ mod tests {
 
     fn advice_on(rows: Vec<Row>, is_of_files: bool) -> String {
         let args = ReplayArgs::of(["trace"]);
-        let profile = Profile::default();
+        let mut profile = Profile::default();
+        profile.footprint_pages = 1;
         let bad_lines = Vec::new();
         advice(&args, &Replayed { profile, is_of_files, rows, real: None, bad_lines })
     }
@@ -267,7 +272,7 @@ mod tests {
         assert_eq!(charged(100)[..2], rows[..2]);
         assert!((charged(100)[2].seconds - 3.0).abs() < 1e-9);
         let mut profile = Profile::default();
-        profile.first_read_pages = 100;
+        (profile.footprint_pages, profile.first_read_pages) = (100, 100);
         let (rows, bad_lines) = (rows.to_vec(), Vec::new());
         let replayed = Replayed { profile, is_of_files: false, rows, real: None, bad_lines };
         let advice = advice(&ReplayArgs::of(["trace"]), &replayed);
