@@ -23,6 +23,12 @@ pub enum Error {
     /// A program could not be started to be recorded.
     #[error("{0}")]
     Start(String),
+    /// A signal asked the process to end.
+    #[error("interrupted; what was made in {} is removed", folder.display())]
+    Interrupted {
+        /// The directory of the real files.
+        folder: PathBuf,
+    },
     /// A trace could not be read.
     #[error(transparent)]
     Trace(#[from] tidegate_trace::Error),

@@ -2,8 +2,9 @@
 
 use std::fmt::Write as _;
 use std::path::Path;
-use std::process::{Command, Output};
+use std::process::{Command, Output, Stdio};
 
+use rustix::process::{Pid, Signal, kill_process};
 use tidegate_replay::model::costs::Costs;
 
 fn run(args: &[&str]) -> Output {
@@ -113,6 +114,31 @@ fn a_trace_is_done_on_real_files_and_their_seconds_stand_beside_the_modelled_one
     assert!(seconds("seconds") > seconds("sync_seconds") && seconds("sync_seconds") > 0.0);
     assert_eq!(std::fs::read_dir(&files).unwrap().count(), 0, "nothing is left");
     assert!(fails(1, &["replay", trace, "--real", "/no/such/folder"]).contains("/no/such/folder"));
+}
+
+/// A signal, and a failure, remove the files as the end does.
+#[test]
+fn a_replay_on_real_files_that_is_broken_off_leaves_none() {
+    let dir = tempfile::tempdir().unwrap();
+    let (trace, files) = (dir.path().join("t.csv"), dir.path().join("files"));
+    std::fs::create_dir(&files).unwrap();
+    let line = "1,1,write,/data,0,1048576\n";
+    let lines = format!("ts_us,tid,op,file,offset,len\n{}", line.repeat(20_000));
+    std::fs::write(&trace, lines).unwrap();
+    let mut command = Command::new(env!("CARGO_BIN_EXE_tidegate-replay"));
+    command.arg("replay").arg(&trace).arg("--schemes=dram").arg("--real").arg(&files);
+    let left = || std::fs::read_dir(&files).unwrap().count();
+    for signal in [Signal::INT, Signal::TERM, Signal::HUP] {
+        let child = command.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
+        while left() == 0 {
+            std::thread::yield_now();
+        }
+        kill_process(Pid::from_child(&child), signal).unwrap();
+        let output = child.wait_with_output().unwrap();
+        let said = String::from_utf8(output.stderr).unwrap();
+        assert_eq!((output.status.code(), left()), (Some(1), 0), "{said}");
+        assert!(said.starts_with("tidegate: interrupted; ") && said.lines().count() == 1, "{said}");
+    }
 }
 
 #[test]

@@ -212,8 +212,9 @@ fn without_ignored(signals: impl Iterator<Item = i32>, ignored: u64) -> Vec<i32>
     signals.filter(|signal| ignored >> (signal - 1) & 1 == 0).collect()
 }
 
-/// Returns the signals of these that this process does not ignore.
-pub(crate) fn caught_of(signals: &[i32]) -> Vec<i32> {
+/// Returns those of `signals` that this process does not ignore.
+#[must_use]
+pub fn caught_of(signals: &[i32]) -> Vec<i32> {
     without_ignored(signals.iter().copied(), ignored_signals())
 }
 

@@ -49,7 +49,7 @@ mod trial;
 mod writeback;
 
 pub use filter::{Filter, Scope};
-pub use launcher::{Launch, Plan, SIGNAL_STATUS};
+pub use launcher::{Launch, Plan, SIGNAL_STATUS, caught_of};
 pub use mounted::Mounted;
 pub use opening::{RecoverOptions, discard, log_in_use};
 pub use paths::{

@@ -33,32 +33,38 @@ pub(super) fn measure(dir: &Path) -> Result<SsdModel> {
         Error::Usage(format!("--disk {}: cannot be measured: {error}", dir.display()))
     };
     let folder = tempfile::tempdir_in(dir).map_err(|error| failed(&error))?;
-    let file = folder.path().join("disk");
+    let file = open(&folder.path().join("disk"), FILE_BYTES).map_err(|error| failed(&error))?;
+    // An open file needs no name, and a killed process then leaves nothing.
+    folder.close().map_err(|error| failed(&error))?;
     let settings = measure_file(&file, FILE_BYTES, RUN).map_err(|error| failed(&error))?;
     format!("nvme,{settings}").parse().map_err(Error::Usage)
 }
 
-/// Returns the settings of an [`SsdModel`], measured on a new file of `bytes` bytes.
-fn measure_file(path: &Path, bytes: u64, run: Duration) -> Result<String, DeviceError> {
+/// Makes a file of `bytes` bytes at `path`, for direct I/O.
+fn open(path: &Path, bytes: u64) -> Result<FileDevice, DeviceError> {
     let options = FileOptions {
         transfer: Transfer::Direct,
         create_bytes: Some(bytes),
         ..FileOptions::default()
     };
-    let file = FileDevice::open(path, &options)?;
+    FileDevice::open(path, &options)
+}
+
+/// Returns the settings of an [`SsdModel`], measured on `file`, which has `bytes` bytes.
+fn measure_file(file: &FileDevice, bytes: u64, run: Duration) -> Result<String, DeviceError> {
     let load = |block_bytes, depth, read_pct| Workload {
         iodepth: depth,
         read_pct,
         ..Workload::writes(Pattern::Uniform, block_bytes, bytes, Stop::After(run))
     };
-    load(LARGE_BYTES, 1, 0).fill(&file)?;
-    let written = load(LARGE_BYTES, LARGE_DEPTH, 0).run(&file)?;
+    load(LARGE_BYTES, 1, 0).fill(file)?;
+    let written = load(LARGE_BYTES, LARGE_DEPTH, 0).run(file)?;
     file.flush()?;
-    let write_ns = load(PAGE_BYTES, 1, 0).run(&file)?.write.mean();
-    let flush_ns = Workload { flush_every: 1, ..load(PAGE_BYTES, 1, 0) }.run(&file)?.flush.mean();
-    let read = load(LARGE_BYTES, LARGE_DEPTH, 100).run(&file)?;
-    let read_ns = load(PAGE_BYTES, 1, 100).run(&file)?.read.mean();
-    let at_once = per_second(&load(PAGE_BYTES, DEPTH, 100).run(&file)?, 1) * read_ns / 1e9;
+    let write_ns = load(PAGE_BYTES, 1, 0).run(file)?.write.mean();
+    let flush_ns = Workload { flush_every: 1, ..load(PAGE_BYTES, 1, 0) }.run(file)?.flush.mean();
+    let read = load(LARGE_BYTES, LARGE_DEPTH, 100).run(file)?;
+    let read_ns = load(PAGE_BYTES, 1, 100).run(file)?.read.mean();
+    let at_once = per_second(&load(PAGE_BYTES, DEPTH, 100).run(file)?, 1) * read_ns / 1e9;
     Ok(format!(
         "read_ns={read_ns:.0},write_ns={write_ns:.0},flush_ns={flush_ns:.0},read_bytes_per_s={:.0},\
          write_bytes_per_s={:.0},parallel={:.0}",
@@ -82,7 +88,7 @@ mod tests {
     #[test]
     fn a_disk_is_measured_by_a_file_on_it() {
         let folder = tempfile::tempdir().unwrap();
-        let file = folder.path().join("disk");
+        let file = open(&folder.path().join("disk"), 16 << 20).unwrap();
         let settings = measure_file(&file, 16 << 20, Duration::from_millis(20)).unwrap();
         let model: SsdModel = format!("nvme,{settings}").parse().unwrap();
         assert!(model.read_ns > 0 && model.write_ns > 0 && model.flush_ns > 0, "{settings}");

@@ -9,6 +9,7 @@
 mod advice;
 pub mod amount;
 pub mod case;
+mod interrupt;
 mod output;
 mod page;
 mod papers;
@@ -30,6 +31,7 @@ use crate::trace::{BadLines, Event, Format, Merged, Op, Trace, merge, open};
 use amount::Amount;
 pub use case::Row;
 use case::{Case, PARTS};
+use interrupt::Interrupt;
 use real::Real;
 
 /// Maximum number of operations that are kept from the first pass for later passes, so that the
@@ -219,8 +221,14 @@ impl ReplayArgs {
     }
 
     fn on_real_files(&self, folder: &Path, profile: &Profile) -> Result<real::Row> {
+        let interrupt = Interrupt::watch().map_err(Error::io(folder))?;
         let mut files = Real::create(folder, profile)?;
-        self.each_event("doing", |event| files.play(&event.op))?;
+        self.each_event("doing", |event| {
+            if interrupt.was_asked() {
+                return Err(Error::Interrupted { folder: folder.into() });
+            }
+            files.play(&event.op)
+        })?;
         Ok(files.row())
     }
 

@@ -5,7 +5,8 @@
 //! names, directories and renames of the trace are not reproduced.
 //!
 //! Invariants:
-//! 1. Only the new directory is touched. It is removed at the end, also after a failure.
+//! 1. Only the new directory is touched. It is removed at the end, also after a failure or the
+//!    first signal that asks the process to end.
 //! 2. Only the calls of the trace are timed. Opening files, and extending them for reads, is not.
 
 use std::fs::File;
