@@ -206,6 +206,13 @@ fn a_model_prints_tables_and_writes_a_page() {
 #[test]
 fn what_is_wrong_is_said_in_one_line() {
     assert!(fails(2, &["replay"]).contains("<TRACE>"));
+    // No option of the modelled machine is dropped.
+    for mode in ["--validate", "--calibrate=/nowhere/x", "--papers=/nowhere/x"] {
+        for option in ["--costs=optane", "--cores=8", "--block-bytes=512", "--json=x"] {
+            let said = fails(2, &["model", mode, option]);
+            assert!(said.contains("cannot be used with"), "{mode} {option}: {said}");
+        }
+    }
     assert!(fails(2, &["replay", "x", "--schemes=dram,none"]).contains("sccm"));
     assert!(fails(2, &["model", "--cores", "none"]).contains("none"));
     assert!(fails(1, &["replay", "/nowhere/trace.csv"]).contains("/nowhere/trace.csv"));

@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use clap::Args;
+use clap::{ArgGroup, Args};
 use tidegate::size::parse_bytes;
 use tidegate_bench::policy::Policy;
 
@@ -18,8 +18,25 @@ const MOST_CORES: u32 = 1024;
 /// Minimum of counted requests if `--seconds` is not given.
 const LEAST_REQUESTS: u64 = 100_000;
 
+/// Options of a modelled machine and its cases, which other modes would ignore.
+const OF_CASES: [&str; 12] = [
+    "cores",
+    "jobs",
+    "iodepth",
+    "policies",
+    "seconds",
+    "cache",
+    "block_bytes",
+    "size",
+    "costs",
+    "flush_every",
+    "json",
+    "report",
+];
+
 /// Arguments of `tidegate model`.
 #[derive(Debug, Clone, Args)]
+#[command(group = ArgGroup::new("instead").conflicts_with_all(OF_CASES))]
 pub struct ModelArgs {
     /// Cores of the machine, one case for each number
     #[arg(long, value_name = "N,..", value_delimiter = ',', default_value = "36")]
