@@ -83,14 +83,16 @@ fn own_directory(directory: &Path) -> Result<()> {
         _ => {}
     }
     let metadata = inspect(directory)?;
-    if !metadata.is_dir() {
-        bail!(
-            "{} is no directory; expected one of user {} that tidegate makes",
-            directory.display(),
-            user()
-        );
-    }
-    expect_own(directory, &metadata)
+    let found = match metadata.uid() {
+        _ if !metadata.is_dir() => "is no directory".to_owned(),
+        owner if owner != user() => format!("belongs to user {owner}"),
+        _ => return expect_own(directory, &metadata),
+    };
+    bail!(
+        "{} {found} and is not used; expected a directory that tidegate makes for user {}: have its owner or root remove it",
+        directory.display(),
+        user()
+    )
 }
 
 fn inspect(path: &Path) -> Result<Metadata> {

@@ -237,6 +237,37 @@ fn a_pool_is_written_back_where_no_socket_can_be() {
     }
 }
 
+/// Any user can make the directory of another one first.
+#[test]
+fn a_directory_for_sockets_that_is_not_the_users_own_is_told_and_left_alone() {
+    let dir = directory_in("/var/tmp".into());
+    let pool = dir.path().join("pool").to_str().unwrap().to_owned();
+    ok(["create", &pool, "--engine=log", "--size=8M"]);
+    let (tidegate, uid) = (env!("CARGO_BIN_EXE_tidegate"), rustix::process::geteuid().as_raw());
+    for (make, found) in [
+        ("mkdir $D && chown 1 $D", "belongs to user 1 and is not used"),
+        ("ln -s /var/tmp $D", "is no directory and is not used"),
+        ("mkfifo $D", "is no directory and is not used"),
+        ("mkdir $D && chmod 777 $D", "has mode 777"),
+    ] {
+        let script = format!(
+            "D=/dev/shm/tidegate-{uid} && mount -t tmpfs none /dev/shm && {make} && \
+             ls -ld --time-style=full-iso $D && for command in recover flush; do \
+             timeout 30 {tidegate} $command {pool} && exit 1; done; \
+             ls -ld --time-style=full-iso $D"
+        );
+        let mut command = tool("unshare", "util-linux");
+        let output = command.args(["-m", "sh", "-c", &script]).output().unwrap();
+        let [said, listed] =
+            [output.stderr, output.stdout].map(|bytes| String::from_utf8(bytes).unwrap());
+        let expected = format!("tidegate: /dev/shm/tidegate-{uid} {found}");
+        assert!(said.lines().all(|line| line.starts_with(&expected)), "{make}: {said}");
+        assert_eq!((output.status.code(), said.lines().count()), (Some(0), 2), "{make}: {said}");
+        let (before, after) = listed.trim_end().split_once('\n').unwrap();
+        assert_eq!(before, after, "{make}");
+    }
+}
+
 /// The value of setting `key` of the pool.
 fn setting(scene: &Scene, key: &str) -> String {
     let stat = scene.stat("pool");
