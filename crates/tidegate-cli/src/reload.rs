@@ -37,12 +37,12 @@ pub(crate) const FIRST_ATTEMPTS: Duration = Duration::from_secs(10);
 /// Time that a stop gives a reload, or an attempt to open a device, to end.
 pub(crate) const LAST_ATTEMPTS: Duration = Duration::from_secs(2);
 
-/// What a reload did.
+/// The outcome of a reload.
 #[derive(Default)]
 pub(crate) struct Reloaded {
-    /// What has changed, a line each.
+    /// A line for each change.
     pub(crate) changes: Vec<String>,
-    /// What failed, a line each, and is as it was before.
+    /// A line for each failure, which left all as it was before.
     pub(crate) failures: Vec<String>,
 }
 
@@ -88,7 +88,7 @@ impl Reloader {
         self.turn.lock()
     }
 
-    /// Reloads for a SIGHUP, on a thread of its own, and logs what was done.
+    /// Reloads for a SIGHUP, on a thread of its own, and logs the outcome.
     pub(crate) fn by_signal(self: &Arc<Self>) {
         let reloader = Arc::clone(self);
         let reload = move || {
@@ -334,8 +334,8 @@ fn close(device: &Device, exports: &ExportTable) -> Result<()> {
     closed.and(detached)
 }
 
-/// Puts the table of `device`, whose block device is in use, back into `plans`, unless the new table
-/// can take the block device up: its users would wait for requests that nothing answers.
+/// Puts the table of `device` back into `plans`, unless the new table can take up its block device,
+/// which is in use: the users would wait for requests that nothing answers.
 fn keep_used(device: &Device, plans: &mut Vec<Arc<DevicePlan>>, done: &mut Reloaded) {
     let old = &device.plan;
     let new = plans.iter_mut().find(|plan| plan.args.export == old.args.export);

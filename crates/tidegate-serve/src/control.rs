@@ -140,9 +140,9 @@ pub enum Reply {
     Reloaded {
         /// The file.
         config: PathBuf,
-        /// What has changed, a line each.
+        /// A line for each change.
         changes: Vec<String>,
-        /// What failed, a line each, and is as it was before.
+        /// A line for each failure, which left all as it was before.
         failures: Vec<String>,
     },
     /// The server has no such configuration file.

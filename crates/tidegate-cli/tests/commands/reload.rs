@@ -57,8 +57,8 @@ impl Scene {
         Server::spawn(tidegate().args(["serve", "--config", &self.text("config.toml")]))
     }
 
-    /// Reloads by these devices. Returns the exit status, and what was printed without the
-    /// directory.
+    /// Reloads by these devices. Returns the exit status and the output, with `DIR` in place of
+    /// the directory.
     fn reload(&self, devices: Devices<'_>) -> (Option<i32>, String) {
         self.write(devices, "");
         self.reload_file()
@@ -190,7 +190,7 @@ fn a_cache_that_goes_has_written_back_what_it_holds() {
     scene.mark("disk", 7);
     assert_eq!(scene.reload(&[a]), (Some(0), "disk is closed\n".into()));
     assert_eq!(std::fs::read(scene.path("disk")).unwrap()[4096], 7);
-    // What was opened once can be opened again.
+    // The pool can be opened again.
     assert_eq!(scene.reload(&[cached, a]), (Some(0), "disk is served\n".into()));
     assert_eq!(scene.marked("disk"), 7);
     assert_stops(server);

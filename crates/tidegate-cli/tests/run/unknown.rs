@@ -51,7 +51,7 @@ impl Session {
         Self { disk, workers }
     }
 
-    /// What a program outside writes and syncs, once the file can get a later time.
+    /// Writes and syncs as a program outside, once the file can get a later time.
     fn write_outside(&self, name: &str, data: &[u8]) {
         if !has_fine_times() {
             std::thread::sleep(TICK);

@@ -1,7 +1,7 @@
 //! The connections that use an export, so that the export can end before its server does.
 //!
-//! Invariant: once [`Users::close`] has returned, no connection uses the export, and none ever will.
-//! A connection is counted, or finds the export closed, under one lock.
+//! Invariant: once [`Users::close`] has returned, no connection uses the export, or ever will. A
+//! connection is counted, or finds the export closed, under one lock.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
