@@ -74,7 +74,9 @@ pub(crate) enum Command {
     Check(CheckArgs),
     /// Serve a pool, or several, as network block devices (NBD) or block devices of this machine
     Serve(Box<ServeArgs>),
-    /// Delete the block device that the server of a pool left, because it was in use
+    /// Make a pool a block device of this machine, by a server in the background
+    Attach(AttachArgs),
+    /// End the server of a pool that is a block device, or delete the device that a server left
     Detach(DetachArgs),
     /// Look for faults in a file for `serve --config`
     Config {
@@ -314,6 +316,9 @@ pub(crate) struct ServeArgs {
     pub(crate) log: LogArgs,
     #[command(flatten)]
     pub(crate) memory: MemoryArgs,
+    /// Leave the terminal and the parent once the server is ready, and log to the kernel's log
+    #[arg(long, hide = true)]
+    pub(crate) detached: bool,
 }
 
 /// One device of `tidegate serve`: the export, the tiers before the pool, and the backing.
@@ -591,13 +596,34 @@ pub(crate) struct StatArgs {
     pub(crate) reset: bool,
 }
 
+/// Arguments of `tidegate attach`.
+#[derive(Debug, Args)]
+#[command(after_help = "Examples: of a pool at /mnt/pmem, as root:
+  tidegate attach /mnt/pmem/pool
+  tidegate attach /mnt/pmem/cache --ublk=0 --backing /dev/disk/by-id/ata-X
+  mount $(tidegate attach /mnt/pmem/pool) /mnt/data
+
+Prints the path of the block device once it can be used. The server goes on in the background and \
+logs to the kernel's log; SIGTERM and `tidegate detach` stop it. A pool that is a block device \
+already stays one, and its path is printed. The short form of `tidegate serve POOL --ublk`.")]
+pub(crate) struct AttachArgs {
+    /// The pool's file or devdax device
+    pub(crate) pool: PathBuf,
+    #[command(flatten)]
+    pub(crate) device: DeviceArgs,
+    #[command(flatten)]
+    pub(crate) memory: MemoryArgs,
+}
+
 /// Arguments of `tidegate detach`.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples: of a pool at /mnt/pmem:
   tidegate detach /mnt/pmem/pool
 
-A server that was killed, or was stopped while its block device (`serve --ublk`) was in use, leaves \
-the device, whose requests wait for the next server. They fail now. The pool must not be in use.")]
+Ends the server of the pool (`attach`, or `serve POOL --ublk`) if nobody uses its block device: all \
+data is in the pool or its backing then. A server that was killed, or was stopped while the device \
+was in use, has left the device, whose requests wait for the next server: it is deleted, and they \
+fail.")]
 pub(crate) struct DetachArgs {
     /// The pool's file or devdax device
     pub(crate) pool: PathBuf,

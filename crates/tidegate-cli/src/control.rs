@@ -9,6 +9,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail};
 use serde::Serialize;
 use serde_json::Map;
+use tidegate::opening::is_one_file;
 use tidegate::pool::{Content, Glance, glance};
 use tidegate::stack::Stat;
 use tidegate::stats::{Collector, Metric, Reading, Unit};
@@ -121,21 +122,20 @@ pub(crate) fn listen_by_pool(served: &Served) -> Option<ControlServer> {
     }
 }
 
-/// Answers requests for the list of `devices`, which clients reach at `addresses`, and by `reload`
-/// those to read a file again, until the server is dropped. Returns `None` if the server cannot
-/// listen; the devices are served all the same.
+/// Answers requests for the list of `devices`, which clients reach at `addresses`, and by `answer`
+/// other requests to the server as a whole, until this is dropped. Returns `None` if the server
+/// cannot listen; the devices are served all the same.
 pub(crate) fn listen_for_lists(
     devices: &Arc<Devices>,
     addresses: &[ListenAddress],
-    reload: impl Fn(Option<&Path>) -> Reply + Send + Sync + 'static,
+    answer: impl Fn(&Request) -> Reply + Send + Sync + 'static,
 ) -> Option<ControlServer> {
     let addresses: Vec<_> = addresses.iter().map(ToString::to_string).collect();
     let devices = Arc::clone(devices);
     let start = move |path| {
         ControlServer::start(&[path], move |request, _| match request {
             Request::List => Reply::List { devices: devices.listed(&addresses) },
-            Request::Reload { config } => reload(config.as_deref()),
-            _ => Reply::Failed { message: "this socket is of no single pool".into() },
+            request => answer(&request),
         })
     };
     match server_socket().and_then(|path| Ok(start(path)?)) {
@@ -174,6 +174,17 @@ pub(crate) fn list() -> Servers {
         }
     }
     servers
+}
+
+/// Returns the device of `pool` and the socket of its server, if a server that this user may ask
+/// serves it.
+pub(crate) fn device_of(pool: &Path) -> Option<(PathBuf, Listed)> {
+    let of_server = |(socket, answer)| {
+        let Some(Reply::List { devices }) = answer else { return None };
+        let is_open = |device: &Listed| device.state == "up" && is_one_file(&device.pool, pool);
+        Some((socket, devices.into_iter().find(is_open)?))
+    };
+    ask_servers(&Request::List).into_iter().find_map(of_server)
 }
 
 /// Asks all servers of this machine that this user may ask. Returns the socket of each, with its
@@ -294,7 +305,7 @@ fn answer(request: &Request, served: &Served, client: BorrowedFd<'_>) -> Result<
             let Purged { freed_bytes, left_bytes } = stack.purge()?;
             Reply::Purged { freed_bytes, left_bytes }
         }
-        Request::List | Request::Reload { .. } => {
+        Request::List | Request::Reload { .. } | Request::End { .. } => {
             bail!("this socket is of one pool: `tidegate list` finds the servers")
         }
         Request::Snapshot { file } => {

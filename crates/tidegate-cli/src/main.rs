@@ -10,6 +10,7 @@ mod config;
 mod control;
 mod deadline;
 mod descriptors;
+mod detached;
 mod devices;
 mod log;
 mod notify;

@@ -25,6 +25,8 @@ pub(crate) struct ServePlan {
     /// Devices that cannot be opened are tried again, and others are served meanwhile. Otherwise
     /// the failure ends the server.
     pub(crate) tries_again: bool,
+    /// The server leaves the process that started it and its terminal once it is ready.
+    pub(crate) is_detached: bool,
 }
 
 /// A pool, with the tiers before it, the backing behind it, and its export.
@@ -71,6 +73,7 @@ impl ServePlan {
             stop_timeout: Duration::from_secs(args.limits.stop_timeout.into()),
             devices: vec![DevicePlan { pool, args: device, memory, origin: None }],
             tries_again: false,
+            is_detached: args.detached,
         })
     }
 }

@@ -18,8 +18,9 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use parking_lot::{Mutex, MutexGuard};
+use rustix::process::{Signal, getpid, kill_process};
 use tidegate::opening::is_one_file;
-use tidegate_serve::control::Reply;
+use tidegate_serve::control::{Reply, Request};
 use tidegate_serve::nbd::{ExportTable, StopHandle, Tls};
 
 use crate::config;
@@ -105,9 +106,40 @@ impl Reloader {
         }
     }
 
-    /// Answers a request to reload if the server has the configuration file `wanted`, or any if
-    /// no file is named.
-    pub(crate) fn answer(&self, wanted: Option<&Path>) -> Reply {
+    /// Answers a request to the server as a whole.
+    pub(crate) fn answer(&self, request: &Request) -> Reply {
+        match request {
+            Request::Reload { config } => self.reload_for(config.as_deref()),
+            Request::End { pool } => self.end_server(pool),
+            _ => Reply::Failed { message: "this socket is of no single pool".into() },
+        }
+    }
+
+    /// Ends the server as a signal does, unless it has other devices, or users of its block device.
+    fn end_server(&self, pool: &Path) -> Reply {
+        let devices = self.devices.all();
+        let ended = match (&self.config, &devices[..]) {
+            (Some(config), _) => Err(format!(
+                "{} is a device of {}: take it out of that file, then `tidegate reload`",
+                pool.display(),
+                config.display()
+            )),
+            (None, [device]) if is_one_file(&device.plan.pool, pool) => match device.served() {
+                Some(served) if served.block_device.is_some() && !device.is_used() => {
+                    kill_process(getpid(), Signal::TERM).map_err(|error| error.to_string())
+                }
+                Some(served) if served.block_device.is_some() => {
+                    Err("its block device is in use: unmount or close it first".into())
+                }
+                _ => Err("it is served without a block device".into()),
+            },
+            _ => Err("the server has another pool".into()),
+        };
+        ended.map_or_else(|message| Reply::Failed { message }, |()| Reply::Ending)
+    }
+
+    /// Reloads if the server has the configuration file `wanted`, or any if no file is named.
+    fn reload_for(&self, wanted: Option<&Path>) -> Reply {
         let is_wanted = |config: &&PathBuf| wanted.is_none_or(|wanted| is_one_file(wanted, config));
         let Some(config) = self.config.as_ref().filter(is_wanted) else {
             return Reply::NotReloaded;

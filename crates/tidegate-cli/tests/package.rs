@@ -71,6 +71,7 @@ fn the_package_has_what_a_package_has() {
         "./usr/lib/tidegate/libtidegate_volatile.so",
         "./usr/lib/tidegate/libtidegate_record_preload.so",
         "./usr/lib/systemd/system/tidegate.service",
+        "./usr/lib/systemd/system/tidegate-ublk@.service",
         "./usr/lib/systemd/system/tidegate.socket",
         "./usr/lib/sysusers.d/tidegate.conf",
         "./usr/share/man/man1/tidegate-serve.1.gz",

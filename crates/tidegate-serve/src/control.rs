@@ -66,6 +66,11 @@ pub enum Request {
         /// file reads its own.
         config: Option<PathBuf>,
     },
+    /// End the server, whose one pool is a block device that nobody uses.
+    End {
+        /// The pool, absolute.
+        pool: PathBuf,
+    },
 }
 
 /// A device of a server; the keys are a contract with scripts.
@@ -147,6 +152,8 @@ pub enum Reply {
     },
     /// The server has no such configuration file.
     NotReloaded,
+    /// The server has begun to end.
+    Ending,
     /// The request was refused.
     Failed {
         /// Why, in one line.
@@ -158,7 +165,7 @@ impl Request {
     /// Returns whether the request waits for devices or for their clients.
     fn may_take_long(&self) -> bool {
         match self {
-            Self::Stat | Self::Reset | Self::List => false,
+            Self::Stat | Self::Reset | Self::List | Self::End { .. } => false,
             Self::Set { .. }
             | Self::Flush
             | Self::Purge
@@ -396,6 +403,7 @@ mod tests {
             Request::Snapshot { file } => Reply::failed(file.display()),
             Request::List => Reply::List { devices: vec![Listed::default()] },
             Request::Reload { .. } => Reply::NotReloaded,
+            Request::End { .. } => Reply::Ending,
         };
         (ControlServer::start(std::slice::from_ref(&path), answer).expect("it listens"), path)
     }

@@ -1,5 +1,6 @@
 //! The subcommands, a file each.
 
+mod attach;
 mod backed_pool;
 pub(crate) mod backings;
 mod beside;
@@ -41,6 +42,7 @@ pub(crate) fn run(cli: Cli) -> anyhow::Result<ExitCode> {
         Command::Info(args) => info::run(&args),
         Command::Serve(args) => serve::run(&args),
         Command::Recover(args) => recover::run(&args),
+        Command::Attach(args) => attach::run(&args),
         Command::Detach(args) => detach::run(&args),
         Command::Flush(args) => flush::run(&args),
         Command::Stat(args) => stat::run(&args),

@@ -2,13 +2,13 @@
 //! signal stops it.
 
 use std::io;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 use tidegate::size::Size;
-use tidegate_serve::control::ControlServer;
+use tidegate_serve::control::{ControlServer, Request};
 use tidegate_serve::metrics::MetricsServer;
 use tidegate_serve::nbd::{ListenAddress, Server, ServerBuilder, Statistics, StopHandle, Tls};
 
@@ -22,7 +22,7 @@ use crate::plan::{DevicePlan, ServePlan, TlsFiles};
 use crate::reload::{FIRST_ATTEMPTS, LAST_ATTEMPTS, Reloader};
 use crate::served::{BlockDeviceOfPool, Served};
 use crate::tls::demands_certificates;
-use crate::{config, control, descriptors, signals, tls, ublk, waits};
+use crate::{config, control, descriptors, detached, signals, tls, ublk, waits};
 
 /// Runs the command until a signal ends it.
 ///
@@ -34,6 +34,9 @@ pub(crate) fn run(args: &ServeArgs) -> Result<()> {
         Some(file) => config::read(file)?,
         None => ServePlan::of_arguments(args)?,
     };
+    if plan.is_detached {
+        detached::leave_session();
+    }
     log::set_up(plan.log_format, plan.log_level)?;
     let config = args.config.as_ref().map(std::path::absolute).transpose()?;
     serve(plan, config)
@@ -74,8 +77,8 @@ fn serve_until(
     let opener = Opener::new(&exports, &devices);
     let reloader = Arc::new(Reloader::new(config, plan, tls, &exports, &opener, stop));
     let answering = Arc::clone(&reloader);
-    let reload = move |wanted: Option<&Path>| answering.answer(wanted);
-    let lists = control::listen_for_lists(&devices, &addresses, reload);
+    let answer = move |request: &Request| answering.answer(request);
+    let lists = control::listen_for_lists(&devices, &addresses, answer);
     let plan = &reloader.plan;
     let show = |address| control::show_metrics(address, &devices, &exports);
     let metrics = plan.metrics.as_ref().map(show).transpose()?;
@@ -95,6 +98,9 @@ fn serve_until(
         }
         warn_of_network(&open, metrics.as_ref(), plan.tls.as_ref());
         let announced = announce(&devices, &addresses, metrics.as_ref(), plan.tls.is_some());
+        if plan.is_detached {
+            detached::leave_output();
+        }
         drop(turn);
         announced
     });

@@ -134,6 +134,7 @@ fn plan(document: &Document<'_>) -> ServePlan {
         stop_timeout: Duration::from_secs(stop_timeout.into()),
         devices,
         tries_again: true,
+        is_detached: false,
     }
 }
 

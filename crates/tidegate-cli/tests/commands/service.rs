@@ -149,8 +149,8 @@ fn contrib(name: &str) -> PathBuf {
 
 /// The units, with the binary of this build and a directory of its own in it; `change` makes of the
 /// text of a unit another one.
-fn units(dir: &TempDir, change: impl Fn(String) -> String) -> [PathBuf; 2] {
-    ["tidegate.service", "tidegate.socket"].map(|name| {
+fn units(dir: &TempDir, change: impl Fn(String) -> String) -> [PathBuf; 3] {
+    ["tidegate.service", "tidegate.socket", "tidegate-ublk@.service"].map(|name| {
         let text = std::fs::read_to_string(contrib("systemd").join(name)).unwrap();
         let text = text.replace("/usr/bin/tidegate", env!("CARGO_BIN_EXE_tidegate"));
         // What the manual is, the tests of pages say.
@@ -163,7 +163,7 @@ fn units(dir: &TempDir, change: impl Fn(String) -> String) -> [PathBuf; 2] {
 
 /// Whether systemd would load the units, and what it says of them. Other units of the machine may
 /// have faults of their own.
-fn verify(units: [PathBuf; 2]) -> (bool, Vec<String>) {
+fn verify(units: [PathBuf; 3]) -> (bool, Vec<String>) {
     let mut analyze = tool("systemd-analyze", "systemd");
     let found = analyze.args(["verify", "--man=no"]).args(units).output().unwrap();
     let said = String::from_utf8_lossy(&found.stderr);
@@ -187,10 +187,16 @@ fn systemd_finds_nothing_wrong_in_the_units() {
 fn systemd_finds_what_is_wrong_in_a_unit() {
     let dir = tempfile::tempdir().unwrap();
     for (right, wrong, is_loaded, told) in [
-        ("ProtectHome=", "ProtectHomes=", true, "Unknown key 'ProtectHomes' in section [Service]"),
+        ("ProtectClock=", "ProtectClocks=", true, "Unknown key 'ProtectClocks' in section"),
+        ("RequiresMountsFor=", "RequiresMounts=", true, "Unknown key 'RequiresMounts' in section"),
         ("SocketMode=", "SocketMood=", true, "Unknown key 'SocketMood' in section [Socket]"),
         ("=strict", "=strickt", true, "Failed to parse protect system value"),
-        (env!("CARGO_BIN_EXE_tidegate"), "/none", false, "/none is not executable"),
+        (
+            concat!(env!("CARGO_BIN_EXE_tidegate"), " serve --"),
+            "/none --",
+            false,
+            "/none is not executable",
+        ),
     ] {
         let (status, said) = verify(units(&dir, |text| text.replace(right, wrong)));
         assert_eq!((status, said.len()), (is_loaded, 1), "{wrong}: {said:?}");

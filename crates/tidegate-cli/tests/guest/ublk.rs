@@ -249,6 +249,42 @@ fn a_pool_that_appears_while_others_are_served_becomes_a_disk() {
     guest.power_off();
 }
 
+/// The server of `attach` outlives the command, holds no directory, and ends by `detach`.
+#[test]
+fn a_pool_is_attached_and_detached_by_a_command_each() {
+    let lab = Lab::enter();
+    let mut guest = boot(&lab);
+    let (sum, exchange) = (fill(&mut guest), guest.exchange());
+    guest.run("mkdir /tmp/folder && mount -t tmpfs none /tmp/folder && cd /tmp/folder");
+    let (status, told) = guest.try_run("tidegate attach none 2>&1");
+    assert!(status == 1 && told.contains("No such file"), "{told}");
+    create(&mut guest, "--engine cache --size 24M");
+    guest.run("truncate -s 48M /dev/shm/backing");
+    let attach = "tidegate attach ../../dev/shm/pool --backing /dev/shm/backing";
+    assert_eq!(guest.run(attach), DISK);
+    assert_eq!(guest.run(attach), DISK, "it is attached already");
+    guest.run("cd / && umount /tmp/folder");
+    guest.run(&format!("mke2fs-ext4 -q -t ext4 {DISK} 2>&1 && mount -t ext4 {DISK} /mnt"));
+    guest.run(&format!("dd if={exchange} of=/mnt/file bs=1M count={LOAD_MIB} 2>&1"));
+    let (status, told) = guest.try_run("tidegate detach /dev/shm/pool 2>&1");
+    assert!(status == 1 && told.contains("its block device is in use: unmount"), "{told}");
+    guest.run("umount /mnt");
+    let told = guest.run("tidegate detach /dev/shm/pool");
+    assert_eq!(told, "/dev/ublkb0: deleted; /dev/shm/pool has its data");
+    assert_eq!(guest.try_run(&format!("[ -e {DISK} ]")).0, 1, "the disk is deleted");
+    assert!(guest.run("dmesg").contains("SIGTERM: stopping"), "the server has logged there");
+
+    let told = guest.run("tidegate detach /dev/shm/pool");
+    assert_eq!(told, "/dev/shm/pool: no server left a block device");
+    let told = guest.run("tidegate attach --ublk=3 /dev/shm/pool --backing /dev/shm/backing");
+    assert_eq!(told, "/dev/ublkb3");
+    guest.run("mount -t ext4 /dev/ublkb3 /mnt");
+    assert_eq!(guest.run(&format!("sum /mnt/file {LOAD_MIB}")), sum);
+    guest.run("umount /mnt && tidegate detach /dev/shm/pool && tidegate check /dev/shm/pool");
+    assert_no_io_error(&mut guest);
+    guest.power_off();
+}
+
 /// A reload changes the device of a disk in use with a pause for its users, and takes no disk from
 /// them.
 #[test]
