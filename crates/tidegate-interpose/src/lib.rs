@@ -6,10 +6,11 @@
 //! bypass all hooks, and [`cancel`] keeps their points of cancellation. [`image`] and [`own_calls`]
 //! tell which programs such a library can watch, and [`environment`] names the library to them or
 //! not; [`library`] reads the dependencies and symbols of a library. [`file_systems`]
-//! tells where a sync concerns other machines.
+//! tells where a sync concerns other machines, and [`entries`] reads lists of open descriptors.
 #![allow(unsafe_code)] // the dynamic linker's answers become functions, and system calls
 
 pub mod cancel;
+pub mod entries;
 pub mod environment;
 pub mod file_systems;
 pub mod image;

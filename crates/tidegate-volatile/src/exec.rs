@@ -8,6 +8,7 @@ use std::ffi::{CStr, c_char, c_int, c_void};
 use std::sync::OnceLock;
 
 use libc::{AT_FDCWD, pid_t};
+use tidegate_interpose::entries::numbers;
 use tidegate_interpose::environment::{self, Additions, Strings, strings};
 use tidegate_interpose::image::{self, HEAD_BYTES, Image};
 use tidegate_interpose::raw::{self, words};
@@ -70,16 +71,22 @@ fn start_without(
     start(built.map_or(theirs.as_ptr(), <[_]>::as_ptr))
 }
 
-/// Returns whether the program can load the library, as far as its file tells.
+/// Returns whether the program can load the library, as far as its file tells. That of a file that
+/// may not be opened here counts as one that cannot.
 fn loads(library: &CStr, program: At<'_>) -> bool {
-    let Some(opened) = Opened::new((AT_FDCWD, library)) else {
+    let arguments = words![AT_FDCWD, library.as_ptr(), libc::R_OK];
+    // SAFETY: a terminated path.
+    if unsafe { raw::call(libc::SYS_faccessat, arguments) } != 0 {
         // The root directory is another one.
         return false;
-    };
-    drop(opened);
+    }
     let mut opened = Opened::new(program);
     for _ in 0..SCRIPTS_MOST {
-        let Some(file) = &opened else { break };
+        let file = match &opened {
+            Ok(file) => file,
+            Err(Unopened::MayBeLocked) => return false,
+            Err(Unopened::Refused) => break,
+        };
         let mut head = [0; HEAD_BYTES + 1];
         let len = file.read(0, &mut head[..HEAD_BYTES]).min(HEAD_BYTES);
         match image::classify(&head[..len], |at, out| file.read(at, out)) {
@@ -97,9 +104,27 @@ fn loads(library: &CStr, program: At<'_>) -> bool {
 /// A descriptor of this library for the length of a call.
 struct Opened(c_int);
 
+/// Why a file is not opened.
+enum Unopened {
+    /// The process has the file open, and may hold a record lock on it: closing any descriptor of
+    /// the file would release that lock.
+    MayBeLocked,
+    /// The kernel does not open it.
+    Refused,
+}
+
 impl Opened {
-    fn new((directory, path): At<'_>) -> Option<Self> {
-        let flags = libc::O_RDONLY | libc::O_CLOEXEC | libc::O_NONBLOCK | libc::O_NOCTTY;
+    fn new((directory, path): At<'_>) -> Result<Self, Unopened> {
+        let found = stat((directory, path)).ok_or(Unopened::Refused)?;
+        if is_open(&found) {
+            return Err(Unopened::MayBeLocked);
+        }
+        Self::at((directory, path), 0).ok_or(Unopened::Refused)
+    }
+
+    /// Opens what is at a path, of any kind.
+    fn at((directory, path): At<'_>, more: c_int) -> Option<Self> {
+        let flags = libc::O_RDONLY | libc::O_CLOEXEC | libc::O_NONBLOCK | libc::O_NOCTTY | more;
         let arguments = words![directory, path.as_ptr(), flags, 0];
         // SAFETY: a terminated path.
         let opened = raw::checked(unsafe { raw::call(libc::SYS_openat, arguments) });
@@ -118,6 +143,40 @@ impl Drop for Opened {
         // SAFETY: no pointers; the descriptor is this value's.
         unsafe { raw::call(libc::SYS_close, words![self.0]) };
     }
+}
+
+fn stat((directory, path): At<'_>) -> Option<libc::stat> {
+    let flags = if path.is_empty() { libc::AT_EMPTY_PATH } else { 0 };
+    // SAFETY: the structure has only numbers.
+    let mut found: libc::stat = unsafe { std::mem::zeroed() };
+    let arguments = words![directory, path.as_ptr(), &raw mut found, flags];
+    // SAFETY: a terminated path, and memory for the answer.
+    (unsafe { raw::call(libc::SYS_newfstatat, arguments) } == 0).then_some(found)
+}
+
+/// Bytes of memory for a part of the list of descriptors.
+const LIST_BYTES: usize = 512;
+/// The descriptors that a program is likely to have.
+const DESCRIPTORS_LIKELY: c_int = 1024;
+
+/// Returns whether the process has the file with these numbers open, or may have.
+fn is_open(file: &libc::stat) -> bool {
+    let is_of =
+        |fd| stat((fd, c"")).is_some_and(|of| (of.st_dev, of.st_ino) == (file.st_dev, file.st_ino));
+    let Some(list) = Opened::at((AT_FDCWD, c"/proc/self/fd"), libc::O_DIRECTORY) else {
+        return (0..DESCRIPTORS_LIKELY).any(is_of);
+    };
+    let (mut entries, mut is_open) = ([0; LIST_BYTES], false);
+    while !is_open {
+        let arguments = words![list.0, entries.as_mut_ptr(), LIST_BYTES];
+        // SAFETY: memory of this length.
+        match raw::checked(unsafe { raw::call(libc::SYS_getdents64, arguments) }) {
+            Ok(0) => return false,
+            Ok(len) => numbers(entries.get(..len).unwrap_or_default(), |fd| is_open |= is_of(fd)),
+            Err(_) => return true,
+        }
+    }
+    true
 }
 
 /// Returns a path of the program.

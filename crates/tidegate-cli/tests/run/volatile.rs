@@ -12,7 +12,7 @@ use tempfile::TempDir;
 use crate::programs::compiled;
 use crate::rights::script_of_filters;
 use crate::support::file_system::unmount;
-use crate::support::{directory_in, preload_library, succeed, tidegate, tool};
+use crate::support::{directory_in, preload_library, scratch, succeed, tidegate, tool};
 
 /// Syncs that a program of these tests makes.
 const SYNCS: u64 = 60;
@@ -276,6 +276,28 @@ fn programs_that_cannot_load_the_library_start_without_it() {
     );
     let output = volatile("library", &["sh", "-c", &root]).arg("").output().unwrap();
     assert!(output.status.success() && !said(&output).contains("LD_PRELOAD"), "{}", said(&output));
+}
+
+/// The close of any descriptor of the file would release the lock.
+#[test]
+fn a_program_keeps_its_record_lock_on_a_program_that_it_starts() {
+    const STARTS: &str = "import fcntl, os, shutil
+shutil.copy('/bin/true', 'program')
+file = open('program')
+fcntl.lockf(file, fcntl.LOCK_SH)
+pid = os.posix_spawn('program', ['program'], {**os.environ})
+os.waitpid(pid, 0)
+pid = os.fork()
+if pid == 0:
+    try: fcntl.lockf(open('program', 'r+'), fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError: os._exit(0)
+    os._exit(1)
+status = os.waitpid(pid, 0)[1]
+print(os.waitstatus_to_exitcode(status))
+";
+    let dir = scratch();
+    let program = ["/usr/bin/python3", "-B", "-c", STARTS];
+    assert_eq!(succeed(volatile("library", &program).current_dir(dir.path())), "0\n");
 }
 
 fn said(output: &Output) -> String {
