@@ -198,7 +198,9 @@ pub(crate) fn ask_servers(request: &Request) -> Vec<(PathBuf, Option<Reply>)> {
     let answer = |socket: PathBuf| {
         let asked = match ask(&socket, request) {
             // A server that ends meanwhile breaks the connection, and is not found again.
-            Err(error) if error.kind() != ErrorKind::TimedOut => ask(&socket, request),
+            Err(error) if error.kind() != ErrorKind::TimedOut && *request == Request::List => {
+                ask(&socket, request)
+            }
             asked => asked,
         };
         match asked {

@@ -69,8 +69,7 @@ impl Device {
     /// # Errors
     /// The system has no descriptor left.
     pub(crate) fn new(plan: Arc<DevicePlan>, stop: &StopHandle) -> Result<Arc<Self>> {
-        let state = State { is_opening: true, ..State::default() };
-        Ok(Arc::new(Self { plan, stop: stop.part()?, state: Mutex::new(state) }))
+        Ok(Arc::new(Self { plan, stop: stop.part()?, state: Mutex::default() }))
     }
 
     /// Returns the pool if it is open.
@@ -99,11 +98,18 @@ impl Device {
         self.state.lock().control.take()
     }
 
-    /// Takes the open pool, to close it.
-    pub(crate) fn take_open(&self) -> Option<Opened> {
+    /// Returns the pool if it is open, and takes the parts that end before it is closed. A stop of
+    /// the server still finds the pool until it is [taken](Self::take_open).
+    pub(crate) fn begin_close(&self) -> Option<(Served, Ends)> {
         let mut state = self.state.lock();
         state.is_closing = true;
-        state.open.take()
+        let opened = state.open.as_mut()?;
+        Some((opened.served.clone(), std::mem::take(&mut opened.ends)))
+    }
+
+    /// Takes the pool, whose tiers have ended.
+    pub(crate) fn take_open(&self) -> Option<Opened> {
+        self.state.lock().open.take()
     }
 
     /// Returns the cause if the device is down.
@@ -177,7 +183,7 @@ pub(crate) struct Devices {
 }
 
 impl Devices {
-    /// Returns the devices that `plans` describe, none of them open.
+    /// Returns the devices that `plans` describe, all closed.
     ///
     /// # Errors
     /// The system has no descriptor left.

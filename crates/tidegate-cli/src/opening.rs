@@ -76,6 +76,8 @@ impl Opener {
     pub(crate) fn start(&self, device: &Arc<Device>) -> Result<()> {
         let (opener, opened) = (self.clone(), Arc::clone(device));
         let run = move |stop: &StopHandle| opener.keep_trying(&opened, stop);
+        // Before the thread: those that wait for the attempt find it under way.
+        device.begin();
         device.set_opener(Worker::start("device-opener", device.stop.clone(), run)?);
         Ok(())
     }
@@ -121,6 +123,13 @@ impl Opener {
         };
         self.devices.end_attempt(device, outcome);
         result
+    }
+
+    /// Refuses the clients of `device`, which no thread tries to open.
+    pub(crate) fn give_up(&self, device: &Device, cause: &anyhow::Error) {
+        // The name is announced, so this cannot fail.
+        let _ = self.exports.refuse(&device.plan.args.export);
+        self.devices.end_attempt(device, Err(one_line(&format!("{cause:#}"))));
     }
 
     fn open(&self, device: &Device) -> Result<Opened> {

@@ -16,9 +16,11 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use anyhow::{Context, Result, bail};
-use parking_lot::{Mutex, MutexGuard};
+use anyhow::{Context, Result, ensure};
+use parking_lot::Mutex;
 use rustix::process::{Signal, getpid, kill_process};
+use tidegate::device::BlockDeviceExt;
+use tidegate::dram::Policy;
 use tidegate::opening::is_one_file;
 use tidegate_serve::control::{Reply, Request};
 use tidegate_serve::nbd::{ExportTable, StopHandle, Tls};
@@ -58,8 +60,17 @@ pub(crate) struct Reloader {
     devices: Arc<Devices>,
     opener: Opener,
     stop: StopHandle,
-    /// Held while devices are opened and closed. `true` once the server has begun to end.
-    turn: Mutex<bool>,
+    /// Held while devices are opened and closed.
+    phase: Mutex<Phase>,
+}
+
+/// The phase of a server.
+#[derive(Default, PartialEq)]
+enum Phase {
+    #[default]
+    Starts,
+    Serves,
+    Ends,
 }
 
 /// A device that a reload opens.
@@ -81,26 +92,18 @@ impl Reloader {
     ) -> Self {
         let (exports, opener, stop) = (exports.clone(), opener.clone(), stop.clone());
         let devices = Arc::clone(&opener.devices);
-        Self { config, plan, tls, exports, devices, opener, stop, turn: Mutex::default() }
+        Self { config, plan, tls, exports, devices, opener, stop, phase: Mutex::default() }
     }
 
-    /// Makes reloads wait until the guard is dropped.
-    pub(crate) fn wait_for_start(&self) -> MutexGuard<'_, bool> {
-        self.turn.lock()
+    /// Allows reloads from now on.
+    pub(crate) fn begin(&self) {
+        *self.phase.lock() = Phase::Serves;
     }
 
-    /// Reloads for a SIGHUP, on a thread of its own, and logs the outcome.
+    /// Reloads for a SIGHUP, on a thread of its own.
     pub(crate) fn by_signal(self: &Arc<Self>) {
         let reloader = Arc::clone(self);
-        let reload = move || {
-            let Reloaded { changes, failures } = reloader.reload();
-            for line in changes {
-                say(Level::Info, format_args!("SIGHUP: {line}"));
-            }
-            for line in failures {
-                say(Level::Error, format_args!("SIGHUP: {line}"));
-            }
-        };
+        let reload = move || drop(reloader.reload("SIGHUP"));
         if let Err(error) = std::thread::Builder::new().name("reload".into()).spawn(reload) {
             say(Level::Error, format_args!("SIGHUP: nothing is read again: {error}"));
         }
@@ -144,36 +147,34 @@ impl Reloader {
         let Some(config) = self.config.as_ref().filter(is_wanted) else {
             return Reply::NotReloaded;
         };
-        let Reloaded { changes, failures } = self.reload();
+        let Reloaded { changes, failures } = self.reload("reload");
         Reply::Reloaded { config: config.clone(), changes, failures }
     }
 
-    /// Keeps later reloads from their work.
-    ///
-    /// # Errors
-    /// A reload is under way, and does not end soon. The process may end without it, as if it were
-    /// killed before.
-    pub(crate) fn end(&self) -> Result<()> {
-        let Some(mut has_ended) = self.turn.try_lock_for(LAST_ATTEMPTS) else {
-            bail!(
-                "a reload is under way, and the stop does not wait for it: what a device that it \
-                 closes holds for its backing stays in its pool"
-            );
-        };
-        *has_ended = true;
-        Ok(())
+    /// Keeps later reloads from their work, and waits for one under way. The backing of a device
+    /// that closes may hold it up until the deadline of the stop.
+    pub(crate) fn end(&self) {
+        *self.phase.lock() = Phase::Ends;
     }
 
-    fn reload(&self) -> Reloaded {
+    /// Reloads, and logs the outcome. Each line begins with `way`.
+    fn reload(&self, way: &str) -> Reloaded {
         let mut done = Reloaded::default();
-        let has_ended = self.turn.lock();
-        if *has_ended {
-            done.failures.push("the server stops: nothing is read again".into());
-            return done;
+        let phase = self.phase.lock();
+        match *phase {
+            Phase::Starts => done.failures.push("the server starts: try again later".into()),
+            Phase::Ends => done.failures.push("the server stops: nothing is read again".into()),
+            Phase::Serves => self.read_again(&mut done),
         }
-        self.reload_certificate(&mut done);
+        done.changes.iter().for_each(|line| say(Level::Info, format_args!("{way}: {line}")));
+        done.failures.iter().for_each(|line| say(Level::Error, format_args!("{way}: {line}")));
+        done
+    }
+
+    fn read_again(&self, done: &mut Reloaded) {
+        self.reload_certificate(done);
         match self.config.as_deref().map(config::read) {
-            Some(Ok(plan)) => self.apply(plan, &mut done),
+            Some(Ok(plan)) => self.apply(plan, done),
             Some(Err(error)) => done.fail("no device has changed", &error),
             None => {}
         }
@@ -182,7 +183,6 @@ impl Reloader {
                            nor a TLS certificate";
             done.changes.push(nothing.into());
         }
-        done
     }
 
     fn reload_certificate(&self, done: &mut Reloaded) {
@@ -208,8 +208,8 @@ impl Reloader {
         ublk::prepare(&plan.devices);
         let before = self.devices.all();
         let mut plans: Vec<_> = plan.devices.into_iter().map(Arc::new).collect();
-        for device in before.iter().filter(|device| device.is_used()) {
-            keep_used(device, &mut plans, done);
+        for device in &before {
+            keep_where_due(device, &mut plans, done);
         }
         let all = plans.into_iter().map(|plan| self.planned(plan, &before));
         let all = match all.collect::<Result<Vec<_>>>() {
@@ -224,7 +224,7 @@ impl Reloader {
             Opening { device, before }
         });
         let opening: Vec<_> = opening.collect();
-        self.close_all(&closing, done);
+        self.close_all(&closing, &all, done);
         let removed = closing.iter().filter(|device| named(&all, device).is_none());
         done.changes.extend(removed.map(|device| format!("{} is closed", name_of(&device.plan))));
         self.set_all(all, done);
@@ -256,7 +256,7 @@ impl Reloader {
     /// Opens devices. Where that fails, opens the device of before again.
     fn open_all(&self, opening: &[Opening], done: &mut Reloaded) {
         let mut reopened = Vec::new();
-        self.start_all(opening.iter().map(|opening| &opening.device), done);
+        self.start_all(opening.iter().map(|opening| &opening.device));
         for Opening { device, before } in opening {
             let name = name_of(&device.plan);
             match (device.cause(), before) {
@@ -278,7 +278,7 @@ impl Reloader {
                 (None, None) => done.changes.push(format!("{name} is served")),
             }
         }
-        self.start_all(reopened.iter(), done);
+        self.start_all(reopened.iter());
         for device in reopened {
             if let Some(cause) = device.cause() {
                 let name = name_of(&device.plan);
@@ -288,13 +288,13 @@ impl Reloader {
     }
 
     /// Starts to open `devices`, and waits a while for the outcomes.
-    fn start_all<'d>(&self, devices: impl Iterator<Item = &'d Arc<Device>>, done: &mut Reloaded) {
+    fn start_all<'d>(&self, devices: impl Iterator<Item = &'d Arc<Device>>) {
         let mut is_any = false;
         for device in devices {
             is_any = true;
             let listened = control::listen(device).map(|control| device.set_control(control));
             if let Err(error) = listened.and_then(|()| self.opener.start(device)) {
-                done.fail(&name_of(&device.plan), &error);
+                self.opener.give_up(device, &error);
             }
         }
         if is_any {
@@ -304,7 +304,7 @@ impl Reloader {
 
     /// Puts a device with the table of `before` in the place of `device`, which cannot be opened.
     fn take_back(&self, device: &Arc<Device>, before: &Device) -> Result<Arc<Device>> {
-        close(device, &self.exports)?;
+        close(device, &self.exports, true)?;
         let again = Device::new(Arc::clone(&before.plan), &self.stop)?;
         let put = |old: Arc<Device>| {
             if Arc::ptr_eq(&old, device) { Arc::clone(&again) } else { old }
@@ -314,10 +314,12 @@ impl Reloader {
     }
 
     /// Closes all devices at once, since one may wait for its backing.
-    fn close_all(&self, devices: &[Arc<Device>], done: &mut Reloaded) {
+    fn close_all(&self, devices: &[Arc<Device>], all: &[Arc<Device>], done: &mut Reloaded) {
+        let close_one =
+            |device: &Arc<Device>| close(device, &self.exports, named(all, device).is_some());
         std::thread::scope(|scope| {
             let start = |device| {
-                let close = move || close(device, &self.exports);
+                let close = move || close_one(device);
                 std::thread::Builder::new().name("close".into()).spawn_scoped(scope, close)
             };
             let closing: Vec<_> = devices.iter().map(|device| (device, start(device))).collect();
@@ -327,7 +329,7 @@ impl Reloader {
                         closing.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
                     }
                     // Without memory for a thread, the devices are closed one after the other.
-                    Err(_) => close(device, &self.exports),
+                    Err(_) => close_one(device),
                 };
                 if let Err(error) = closed {
                     done.fail(&format!("{} is closed", name_of(&device.plan)), &error);
@@ -343,42 +345,62 @@ impl Reloaded {
     }
 }
 
-/// Closes a device: ends its clients once their requests are answered, writes back what its tiers
-/// hold, and waits until its pool is free.
+/// Closes a device: ends its clients once their requests are answered, writes back all data of its
+/// tiers, and waits until its pool is free. Clients that ask for it wait if it `reopens`.
 ///
 /// # Errors
-/// The tiers cannot be drained, and the pool keeps their data; or the block device cannot be
-/// stopped. The device is closed all the same.
-fn close(device: &Device, exports: &ExportTable) -> Result<()> {
+/// The tiers cannot be drained, or the block device cannot be stopped. The device is closed all the
+/// same.
+fn close(device: &Device, exports: &ExportTable, reopens: bool) -> Result<()> {
     drop(device.take_opener());
     device.stop.stop();
     // The name is announced, so this cannot fail.
-    let _ = exports.close(&device.plan.args.export);
-    let opened = device.take_open();
+    let _ = exports.close(&device.plan.args.export, reopens);
+    let begun = device.begin_close();
     drop(device.take_control());
-    let Some(opened) = opened else { return Ok(()) };
-    let detached = ublk::stop_all(opened.ends.attached.into_iter());
-    drop((opened.ends.control, opened.ends.removals));
-    let closed = opened.served.stack.close().context("what the pool holds stays in it");
-    drop(opened.served);
-    // The receiver gets nothing: this waits for its senders to hang up.
-    let _ = opened.released.recv();
-    closed.and(detached)
+    let Some((served, ends)) = begun else { return Ok(()) };
+    let detached = ublk::stop_all(ends.attached.into_iter());
+    drop((ends.control, ends.removals));
+    // The end of `keep-dirty` keeps the lock of the backing until the end of the process.
+    let drained = served.stack.drain();
+    drop(served);
+    if let Some(opened) = device.take_open() {
+        drop(opened.served);
+        // The receiver gets nothing: this waits for its senders to hang up.
+        let _ = opened.released.recv();
+    }
+    Ok(drained?).and(detached)
 }
 
-/// Puts the table of `device` back into `plans`, unless the new table can take up its block device,
-/// which is in use: the users would wait for requests that nothing answers.
-fn keep_used(device: &Device, plans: &mut Vec<Arc<DevicePlan>>, done: &mut Reloaded) {
+/// Puts the table of `device` back into `plans` if the device must not be closed.
+fn keep_where_due(device: &Device, plans: &mut Vec<Arc<DevicePlan>>, done: &mut Reloaded) {
     let old = &device.plan;
     let new = plans.iter_mut().find(|plan| plan.args.export == old.args.export);
-    if new.as_ref().is_some_and(|new| new.is_as(old) || ublk::can_take_up(old, new)) {
+    if new.as_ref().is_some_and(|new| new.is_as(old)) {
         return;
     }
+    let Err(error) = may_close(device, new.as_deref().map(|new| &**new)) else { return };
     match new {
         Some(new) => *new = Arc::clone(old),
         None => plans.push(Arc::clone(old)),
     }
-    done.failures.push(format!("{} is as before: its block device is in use", name_of(old)));
+    done.fail(&format!("{} is as before", name_of(old)), &error);
+}
+
+/// Checks that a device can be closed without harm to its users, and writes back its DRAM tier.
+///
+/// # Errors
+/// The device must stay open.
+fn may_close(device: &Device, new: Option<&DevicePlan>) -> Result<()> {
+    let takes_up = new.is_some_and(|new| ublk::can_take_up(&device.plan, new));
+    // The users would wait for requests that nothing answers.
+    ensure!(takes_up || !device.is_used(), "its block device is in use");
+    match device.served() {
+        Some(served) if device.plan.args.dram.policy != Policy::None => {
+            served.stack.top().flush().context("its DRAM tier cannot be written back")
+        }
+        _ => Ok(()),
+    }
 }
 
 /// Returns the `devices` that are not among `others`.

@@ -80,7 +80,7 @@ pub struct Listed {
     pub export: String,
     /// The block device of this machine, such as `/dev/ublkb0`.
     pub block_device: Option<PathBuf>,
-    /// `up`, `down` or `opening`.
+    /// `up`, `down`, `opening` or `closing`.
     pub state: String,
     /// Why it is down.
     pub cause: Option<String>,

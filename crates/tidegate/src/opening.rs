@@ -114,7 +114,7 @@ pub fn is_one_file(one: &Path, other: &Path) -> bool {
 
 /// Returns the numbers of the file or device at `path`, or of its directory, with the name of a
 /// file that is not there yet.
-fn place_of(path: &Path) -> Option<((u64, u64), Option<OsString>)> {
+fn place_of(path: &Path) -> Option<(Identity, Option<OsString>)> {
     if let Ok(found) = path.metadata() {
         return Some((identity_of(&found), None));
     }
@@ -123,10 +123,17 @@ fn place_of(path: &Path) -> Option<((u64, u64), Option<OsString>)> {
     Some((identity_of(&directory), Some(path.file_name()?.to_owned())))
 }
 
-fn identity_of(found: &Metadata) -> (u64, u64) {
+/// The numbers of a file, or of a device with its kind: kinds number their devices apart.
+#[derive(PartialEq)]
+enum Identity {
+    File(u64, u64),
+    Device(FileType, u64),
+}
+
+fn identity_of(found: &Metadata) -> Identity {
     match found.rdev() {
-        0 => (found.dev(), found.ino()),
-        device => (device, 0),
+        0 => Identity::File(found.dev(), found.ino()),
+        device => Identity::Device(found.file_type(), device),
     }
 }
 

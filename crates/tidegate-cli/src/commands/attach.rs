@@ -48,8 +48,8 @@ fn server(args: &AttachArgs) -> Result<Command> {
     let pool = std::path::absolute(&args.pool).context("the pool's path has no absolute form")?;
     let absolute = |given: OsString| if given == args.pool { pool.clone().into() } else { given };
     // The rest of the command line is options of `serve`.
-    server.arg("serve").args(std::env::args_os().skip(2).map(absolute)).arg("--detached");
-    server.args(args.device.ublk.is_none().then_some("--ublk"));
+    server.args(["serve", "--detached"]).args(args.device.ublk.is_none().then_some("--ublk"));
+    server.args(std::env::args_os().skip(2).map(absolute));
     let backing = args.device.backing.as_ref().and_then(BackingUrl::path);
     if backing.iter().chain(&args.device.control).all(|path| path.is_absolute()) {
         server.current_dir("/");

@@ -84,7 +84,6 @@ fn serve_until(
     let metrics = plan.metrics.as_ref().map(show).transpose()?;
     deadline.serves(&devices);
     let waits = waits::watch()?;
-    let turn = reloader.wait_for_start();
     // Nothing else sets it.
     let _ = reloading.set(Arc::clone(&reloader));
     let opening = if plan.tries_again { opener.start_all() } else { opener.open_all() };
@@ -96,20 +95,20 @@ fn serve_until(
             let now = exports.statistics().snapshot();
             descriptors::warn_if_few(plan.limits.connections, &now);
         }
+        reloader.begin();
         warn_of_network(&open, metrics.as_ref(), plan.tls.as_ref());
         let announced = announce(&devices, &addresses, metrics.as_ref(), plan.tls.is_some());
         if plan.is_detached {
             detached::leave_output();
         }
-        drop(turn);
         announced
     });
-    let reloaded = reloader.end();
+    reloader.end();
     end_openers(&devices);
     let served = devices.served();
     let detached = end_clients(&devices);
     drop(metrics);
-    end_lists(lists, reloaded.is_ok());
+    drop(lists);
     let closed = close_all(&served);
     drop(waits);
     let of_devices = served.iter().filter_map(|one| one.block_device.clone());
@@ -119,7 +118,7 @@ fn serve_until(
     // Standard output may take no bytes, so the summary is within the deadline.
     deadline.meet();
     // The data comes first: a failure to print must not hide what was not written back.
-    first_failure([closed, run, detached, reloaded, printed.map_err(Into::into)])
+    first_failure([closed, run, detached, printed.map_err(Into::into)])
 }
 
 /// Answers requests at the control socket of the device's table.
@@ -157,7 +156,7 @@ fn run_server(
     })
 }
 
-/// Ends the threads that open devices. A backing that does not answer may hold one of them for
+/// Ends the threads that open devices. A backing that does not answer may hold one for
 /// long: the process ends without that one, as if it were killed before the device was open.
 fn end_openers(devices: &Devices) {
     devices.await_attempts(LAST_ATTEMPTS, None);
@@ -171,15 +170,6 @@ fn end_openers(devices: &Devices) {
             );
             opener.abandon();
         }
-    }
-}
-
-/// Ends the socket for lists, without waiting for a reload that does not end.
-fn end_lists(lists: Option<ControlServer>, has_reloaded: bool) {
-    if has_reloaded {
-        drop(lists);
-    } else {
-        lists.into_iter().for_each(ControlServer::abandon);
     }
 }
 

@@ -135,7 +135,7 @@ impl Log {
         }
     }
 
-    fn rest(mut self) -> String {
+    pub(crate) fn rest(mut self) -> String {
         let mut rest = String::new();
         self.0.read_to_string(&mut rest).unwrap();
         rest

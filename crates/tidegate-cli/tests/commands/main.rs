@@ -1,5 +1,5 @@
 //! The commands as a user meets them: what they print, what they refuse, what servers of each
-//! engine do. One program for all of them, which is linked once.
+//! engine do. One program for all tests, which is linked once.
 
 #[path = "../support/behind.rs"]
 mod behind;

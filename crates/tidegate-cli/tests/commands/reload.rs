@@ -161,6 +161,13 @@ fn a_file_with_faults_changes_nothing_and_a_table_that_fails_is_taken_back() {
     assert!(status == Some(1) && said.contains(expected) && said.contains("DIR/none"), "{said}");
     assert_eq!((behind::read(&mut kept, 1), scene.marked("b")), (1, 2));
 
+    let (status, said) = scene.reload(&[("a", "pool = \"DIR/a\"\ncontrol = \"unix:DIR/no/a\""), b]);
+    let expected = "a is as before, since its new table cannot be opened: ";
+    assert!(status == Some(1) && said.contains(expected), "{said}");
+    drop(kept);
+    let mut kept = scene.client("a");
+    assert_eq!(behind::read(&mut kept, 1), 1);
+
     // A new device has nothing to go back to.
     let (status, said) = scene.reload(&[a, b, ("late", "pool = \"DIR/late\"")]);
     assert!(status == Some(1) && said.contains("late is down, and is tried again: "), "{said}");
@@ -225,29 +232,59 @@ fn sighup_reloads_and_logs_it_and_a_server_of_a_pool_has_nothing_to_reload() {
     assert_stops(alone);
 }
 
-/// A stop does not wait for a device that a reload closes and whose backing takes nothing.
+/// The deadline of a stop holds for a device that a reload closes, too. The pool keeps the data.
 #[test]
 fn a_stop_ends_while_a_reload_waits_for_a_backing() {
     let scene = Scene::new();
     ok(["create", &scene.text("log"), "--engine=log", "--size=32M"]);
     File::create_new(scene.path("disk")).unwrap().set_len(64 << 20).unwrap();
-    let slow = ("slow", "pool = \"DIR/log\"\nbacking = \"delay:60s,DIR/disk\"");
+    let slow = "pool = \"DIR/log\"\nbacking = \"delay:60s,DIR/disk\"\ndram = \"lru:4M\"";
+    let slow = ("slow", slow);
     let a = ("a", "pool = \"DIR/a\"\ndram = \"lru:4M\"");
-    let server = scene.serve(&[a, slow]);
+    scene.write(&[a, slow], "stop-timeout = 2");
+    let mut command = tidegate();
+    command.args(["serve", "--config", &scene.text("config.toml")]).stderr(Stdio::piped());
+    let mut server = Server::spawn(&mut command);
+    let log = Log(server.stderr());
     scene.mark("slow", 7);
     scene.mark("a", 1);
+    scene.write(&[a], "stop-timeout = 2");
     std::thread::scope(|scope| {
-        let reload = scope.spawn(|| scene.reload(&[a]));
+        let reload = scope.spawn(|| scene.reload_file());
         let is_closing = |line: &str| line.contains(&scene.text("log")) && line.contains("closing");
         while !ok(["list"]).lines().any(is_closing) {
             assert!(!reload.is_finished(), "{:?}", reload.join());
         }
-        let (status, rest) = server.stop(Signal::TERM);
-        assert!(status.code() == Some(1) && rest.contains("stopped"), "{status}: {rest}");
+        let (status, _) = server.stop(Signal::TERM);
+        assert_eq!(status.code(), Some(1));
         assert_eq!(reload.join().unwrap().0, Some(1));
+        let said = log.rest();
+        let expected = "not stopped in good order after 2 s, ended: 4.25K (4352 bytes) that";
+        let is_told = said.contains(expected) && said.contains("that the backing lacks stay in");
+        assert!(is_told, "{said}");
     });
     let server = scene.serve(&[a, ("slow", "pool = \"DIR/log\"\nbacking = \"DIR/disk\"")]);
     assert_eq!((scene.marked("a"), scene.marked("slow")), (1, 7));
+    assert_stops(server);
+}
+
+/// A stop keeps the lock of such a backing until the process ends; a reload releases it.
+#[test]
+fn a_device_that_keeps_its_dirty_data_can_change_and_go() {
+    let scene = Scene::new();
+    ok(["create", &scene.text("cache"), "--engine=cache", "--size=32M"]);
+    File::create_new(scene.path("disk")).unwrap().set_len(64 << 20).unwrap();
+    let keys = "pool = \"DIR/cache\"\nbacking = \"DIR/disk\"\nkeep-dirty = true";
+    let (a, kept) = (("a", "pool = \"DIR/a\""), ("kept", keys));
+    let server = scene.serve(&[a, kept]);
+    scene.mark("kept", 7);
+    let changed = format!("{keys}\ncontrol = \"unix:DIR/control\"");
+    let told = "kept is served by its new table\n".to_owned();
+    assert_eq!(scene.reload(&[a, ("kept", &changed)]), (Some(0), told));
+    assert_eq!(scene.marked("kept"), 7);
+    assert_eq!(scene.reload(&[a]), (Some(0), "kept is closed\n".into()));
+    assert_eq!(std::fs::read(scene.path("disk")).unwrap()[4096], 7);
+    assert_eq!(scene.reload(&[a, kept]), (Some(0), "kept is served\n".into()));
     assert_stops(server);
 }
 

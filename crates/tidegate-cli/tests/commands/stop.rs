@@ -156,7 +156,7 @@ fn a_second_signal_ends_a_stop_that_has_time_left() {
     assert_kept(&scene, 7);
 }
 
-/// A client that asks for much and takes none of it keeps no server.
+/// A client that asks for much and takes nothing keeps no server.
 #[test]
 fn a_client_that_takes_no_replies_keeps_no_server() {
     let scene = Scene::new("cache");

@@ -256,7 +256,7 @@ impl Guest {
         }
     }
 
-    /// Stops the guest between two instructions; returns when no CPU of it runs any more.
+    /// Stops the guest between two instructions; returns when none of its CPUs runs any more.
     pub(crate) fn freeze(&self) {
         self.signal(Signal::STOP);
         let changed = waitpid(Some(self.pid()), WaitOptions::UNTRACED).expect("qemu is a child");

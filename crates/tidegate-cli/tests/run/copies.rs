@@ -32,7 +32,7 @@ for line in open(sys.argv[1]):
 signal.pause()";
 const BEFORE: &str = "........";
 
-/// A volume with a file, and a copy of it.
+/// A volume with a file, and its copy.
 struct Scene {
     volume: Image,
     copy: ImageCopy,

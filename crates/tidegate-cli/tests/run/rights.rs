@@ -14,7 +14,7 @@ use crate::programs::{compiled, source};
 use crate::support::{ok, scratch, succeed, tool};
 use crate::traced::Traced;
 
-/// A process covers a file, gives rights up while another thread of it writes, and goes on.
+/// A process covers a file, gives rights up while another of its threads writes, and goes on.
 fn confined(way: &str) {
     let program = compiled("confined", &[]);
     let bed = Bed::new();

@@ -58,6 +58,7 @@ impl From<io::Error> for Fault {
 }
 
 /// One client.
+#[expect(clippy::struct_excessive_bools, reason = "independent facts")]
 pub(super) struct Connection<'a> {
     service: &'a Service,
     id: u64,
@@ -78,6 +79,8 @@ pub(super) struct Connection<'a> {
     work: Work,
     /// The server stops or the export ends: the connection receives nothing more.
     stopping: bool,
+    /// The client waits for the device of its export to open.
+    waits_for_device: bool,
     /// The connection handles nothing more, and only sends the bytes that wait.
     closing: bool,
     /// Requests followed each other closely: the loop looks for the next one before it sleeps.
@@ -122,6 +125,7 @@ impl<'a> Connection<'a> {
             pace: Pace::default(),
             work: Work::new(now),
             stopping: false,
+            waits_for_device: false,
             closing: false,
             spins: false,
         })
@@ -253,6 +257,7 @@ impl<'a> Connection<'a> {
             let (used, step) = self.handshake.advance(self.input.unread(), &mut reply);
             self.input.consume(used);
             self.output.push(&reply);
+            self.waits_for_device = matches!(step, Step::Wait);
             match step {
                 Step::NeedInput => return Ok(Progress::NeedInput),
                 Step::Again => {}
@@ -386,6 +391,7 @@ impl<'a> Connection<'a> {
         let mut events = PollFlags::empty();
         events.set(PollFlags::IN, wants_input);
         events.set(PollFlags::OUT, wants_output);
+        events.set(PollFlags::RDHUP, self.waits_for_device);
         let mut fds = [
             PollFd::new(self.member.mailbox.wake(), PollFlags::IN),
             PollFd::new(&self.transport, events),
@@ -407,6 +413,10 @@ impl<'a> Connection<'a> {
         }
         if !fds[0].revents().is_empty() {
             self.member.mailbox.wake().reset();
+        }
+        let ends = PollFlags::RDHUP | PollFlags::HUP | PollFlags::ERR;
+        if self.waits_for_device && fds[1].revents().intersects(ends) {
+            return Err(Fault::Gone);
         }
         Ok(())
     }

@@ -211,12 +211,14 @@ impl ExportTable {
     }
 
     /// Ends the connections to export `name` once their requests are answered, and waits for that.
-    /// Clients that ask for the export wait until it is [offered](Self::offer) again or refused.
+    /// If the export `reopens`, clients that ask for it wait until it is [offered](Self::offer)
+    /// again or refused. Otherwise they are refused.
     ///
     /// # Errors
     /// [`ServeError::Export`] if the name was not announced.
-    pub fn close(&self, name: &str) -> Result<(), ServeError> {
-        if let State::Open(export) = self.0.service.exports.set(name, State::Opening)? {
+    pub fn close(&self, name: &str, reopens: bool) -> Result<(), ServeError> {
+        let state = if reopens { State::Opening } else { State::Unavailable };
+        if let State::Open(export) = self.0.service.exports.set(name, state)? {
             export.users.close(|| wake_all(&self.0.live.lock()));
         }
         Ok(())

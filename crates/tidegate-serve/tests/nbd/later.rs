@@ -118,3 +118,41 @@ fn an_export_that_was_not_announced_is_refused() {
         assert!(matches!(&error, ServeError::Export(what) if what.contains("unknown")), "{error}");
     }
 }
+
+/// A device may take long to open: clients that gave up take no place of others.
+#[test]
+fn clients_that_hang_up_while_they_wait_give_up_their_places() {
+    let server = server();
+    let open = || server.exports.statistics().snapshot().connections_open;
+    let waiting = [(); 3].map(|()| {
+        let mut client = Client::haggle(&server.path());
+        client.option(OPT_GO, &info("later", &[]));
+        assert_waits(&mut client);
+        client
+    });
+    assert_eq!(open(), 3);
+    drop(waiting);
+    while open() > 0 {
+        std::thread::yield_now();
+    }
+}
+
+/// An export that is closed ends its connections once their requests are answered; others go on.
+#[test]
+fn a_closed_export_ends_its_connections_only() {
+    let server = server();
+    offer(&server);
+    let [mut later, mut first] = ["later", "first"].map(|name| {
+        let mut client = Client::haggle(&server.path());
+        client.go(name);
+        client
+    });
+    server.exports.close("later", true).expect("it was announced");
+    assert_eq!(later.stream.read(&mut [0]).expect("the end"), 0);
+    let mut again = Client::haggle(&server.path());
+    again.option(OPT_GO, &info("later", &[]));
+    assert_waits(&mut again);
+    offer(&server);
+    assert_eq!(again.reply(OPT_GO).0, REP_INFO);
+    assert_waits(&mut first);
+}
