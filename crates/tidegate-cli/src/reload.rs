@@ -37,8 +37,6 @@ use crate::ublk;
 
 /// Time in which each device is opened, or fails, before its state is told.
 pub(crate) const FIRST_ATTEMPTS: Duration = Duration::from_secs(10);
-/// Time that a stop gives a reload, or an attempt to open a device, to end.
-pub(crate) const LAST_ATTEMPTS: Duration = Duration::from_secs(2);
 
 /// The outcome of a reload.
 #[derive(Default)]
@@ -118,7 +116,8 @@ impl Reloader {
         }
     }
 
-    /// Ends the server as a signal does, unless it has other devices, or users of its block device.
+    /// Ends the server as a signal does, unless it has other devices, users of its block device, or
+    /// clients of another front end.
     fn end_server(&self, pool: &Path) -> Reply {
         let devices = self.devices.all();
         let ended = match (&self.config, &devices[..]) {
@@ -128,13 +127,14 @@ impl Reloader {
                 config.display()
             )),
             (None, [device]) if is_one_file(&device.plan.pool, pool) => match device.served() {
-                Some(served) if served.block_device.is_some() && !device.is_used() => {
-                    kill_process(getpid(), Signal::TERM).map_err(|error| error.to_string())
+                Some(_) if !self.plan.nbd.is_empty() => {
+                    Err(format!("it is served over NBD, too: stop process {}", std::process::id()))
                 }
-                Some(served) if served.block_device.is_some() => {
+                Some(_) if device.is_used() => {
                     Err("its block device is in use: unmount or close it first".into())
                 }
-                _ => Err("it is served without a block device".into()),
+                Some(_) => kill_process(getpid(), Signal::TERM).map_err(|error| error.to_string()),
+                None => Err("it is being opened".into()),
             },
             _ => Err("the server has another pool".into()),
         };

@@ -19,10 +19,13 @@ use crate::log::{self, Level, say};
 use crate::opening::Opener;
 use crate::output::{field, line, one_line, print_lines};
 use crate::plan::{DevicePlan, ServePlan, TlsFiles};
-use crate::reload::{FIRST_ATTEMPTS, LAST_ATTEMPTS, Reloader};
+use crate::reload::{FIRST_ATTEMPTS, Reloader};
 use crate::served::{BlockDeviceOfPool, Served};
 use crate::tls::demands_certificates;
 use crate::{config, control, descriptors, detached, signals, tls, ublk, waits};
+
+/// Time of a stop for attempts to open devices to end.
+const LAST_ATTEMPTS: Duration = Duration::from_secs(2);
 
 /// Runs the command until a signal ends it.
 ///
@@ -156,8 +159,8 @@ fn run_server(
     })
 }
 
-/// Ends the threads that open devices. A backing that does not answer may hold one for
-/// long: the process ends without that one, as if it were killed before the device was open.
+/// Ends the threads that open devices. A backing that does not answer may hold one for long: the
+/// process ends without that one, as if it were killed before the device was open.
 fn end_openers(devices: &Devices) {
     devices.await_attempts(LAST_ATTEMPTS, None);
     for device in devices.all() {
