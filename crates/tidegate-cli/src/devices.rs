@@ -98,13 +98,10 @@ impl Device {
         self.state.lock().control.take()
     }
 
-    /// Returns the pool if it is open, and takes the parts that end before it is closed. A stop of
-    /// the server still finds the pool until it is [taken](Self::take_open).
-    pub(crate) fn begin_close(&self) -> Option<(Served, Ends)> {
-        let mut state = self.state.lock();
-        state.is_closing = true;
-        let opened = state.open.as_mut()?;
-        Some((opened.served.clone(), std::mem::take(&mut opened.ends)))
+    /// Notes that the device is being closed. A stop of the server still finds the pool until it is
+    /// [taken](Self::take_open).
+    pub(crate) fn begin_close(&self) {
+        self.state.lock().is_closing = true;
     }
 
     /// Takes the pool, whose tiers have ended.

@@ -5,6 +5,7 @@
 
 mod appearance;
 mod args;
+mod at_once;
 mod commands;
 mod config;
 mod control;

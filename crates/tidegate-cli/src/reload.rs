@@ -25,6 +25,7 @@ use tidegate::opening::is_one_file;
 use tidegate_serve::control::{Reply, Request};
 use tidegate_serve::nbd::{ExportTable, StopHandle, Tls};
 
+use crate::at_once::at_once;
 use crate::config;
 use crate::control;
 use crate::devices::{Device, Devices};
@@ -313,29 +314,17 @@ impl Reloader {
         Ok(again)
     }
 
-    /// Closes all devices at once, since one may wait for its backing.
+    /// Closes `devices`. Those whose names are among `all` reopen.
     fn close_all(&self, devices: &[Arc<Device>], all: &[Arc<Device>], done: &mut Reloaded) {
-        let close_one =
-            |device: &Arc<Device>| close(device, &self.exports, named(all, device).is_some());
-        std::thread::scope(|scope| {
-            let start = |device| {
-                let close = move || close_one(device);
-                std::thread::Builder::new().name("close".into()).spawn_scoped(scope, close)
-            };
-            let closing: Vec<_> = devices.iter().map(|device| (device, start(device))).collect();
-            for (device, closing) in closing {
-                let closed = match closing {
-                    Ok(closing) => {
-                        closing.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
-                    }
-                    // Without memory for a thread, the devices are closed one after the other.
-                    Err(_) => close_one(device),
-                };
-                if let Err(error) = closed {
-                    done.fail(&format!("{} is closed", name_of(&device.plan)), &error);
-                }
-            }
+        let closed = at_once(devices, |device| {
+            let reopens = named(all, device).is_some();
+            close(device, &self.exports, reopens)
         });
+        for (device, closed) in devices.iter().zip(closed) {
+            if let Err(error) = closed {
+                done.fail(&format!("{} is closed", name_of(&device.plan)), &error);
+            }
+        }
     }
 }
 
@@ -356,9 +345,10 @@ fn close(device: &Device, exports: &ExportTable, reopens: bool) -> Result<()> {
     device.stop.stop();
     // The name is announced, so this cannot fail.
     let _ = exports.close(&device.plan.args.export, reopens);
-    let begun = device.begin_close();
+    device.begin_close();
     drop(device.take_control());
-    let Some((served, ends)) = begun else { return Ok(()) };
+    let Some(served) = device.served() else { return Ok(()) };
+    let ends = device.take_ends();
     let detached = ublk::stop_all(ends.attached.into_iter());
     drop((ends.control, ends.removals));
     // The end of `keep-dirty` keeps the lock of the backing until the end of the process.

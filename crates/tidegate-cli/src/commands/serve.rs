@@ -13,6 +13,7 @@ use tidegate_serve::metrics::MetricsServer;
 use tidegate_serve::nbd::{ListenAddress, Server, ServerBuilder, Statistics, StopHandle, Tls};
 
 use crate::args::ServeArgs;
+use crate::at_once::at_once;
 use crate::deadline::Deadline;
 use crate::devices::{Device, Devices};
 use crate::log::{self, Level, say};
@@ -192,16 +193,7 @@ fn end_control(plan: &DevicePlan, servers: impl Iterator<Item = ControlServer>) 
 /// # Errors
 /// Returns the first failure; the others are logged.
 fn close_all(served: &[Served]) -> Result<()> {
-    let close = |one: &Served| one.stack.close().map_err(Into::into);
-    std::thread::scope(|scope| {
-        let start = |one| std::thread::Builder::new().spawn_scoped(scope, move || close(one));
-        let closing: Vec<_> = served.iter().map(|one| (one, start(one))).collect();
-        first_failure(closing.into_iter().map(|(one, closing)| match closing {
-            Ok(closing) => closing.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)),
-            // Without memory for a thread, the stacks are closed one after the other.
-            Err(_) => close(one),
-        }))
-    })
+    first_failure(at_once(served, |one| one.stack.close().map_err(Into::into)))
 }
 
 /// Awaits all `results`.

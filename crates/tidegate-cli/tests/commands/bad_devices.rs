@@ -111,11 +111,16 @@ impl Scene {
     }
 
     fn names(&self) -> Vec<String> {
-        let uri = format!("nbd+unix:///?socket={}", self.text("socket"));
-        let list = succeed(tool("nbdinfo", "libnbd-bin").args(["--list", &uri]));
-        let names = list.lines().filter_map(|line| line.strip_prefix("export=\""));
-        names.map(|name| name.trim_end_matches("\":").to_owned()).collect()
+        names_at(&self.text("socket"))
     }
+}
+
+/// The names of a server's exports, as a client of another project lists them.
+pub(crate) fn names_at(socket: &str) -> Vec<String> {
+    let uri = format!("nbd+unix:///?socket={socket}");
+    let list = succeed(tool("nbdinfo", "libnbd-bin").args(["--list", &uri]));
+    let names = list.lines().filter_map(|line| line.strip_prefix("export=\""));
+    names.map(|name| name.trim_end_matches("\":").to_owned()).collect()
 }
 
 /// The log of a server.
@@ -142,7 +147,7 @@ impl Log {
     }
 }
 
-fn assert_stops(server: Server) {
+pub(crate) fn assert_stops(server: Server) {
     let stopped = Instant::now();
     let (status, rest) = server.stop(Signal::TERM);
     assert!(status.success() && rest.contains("stopped"), "{status}: {rest}");

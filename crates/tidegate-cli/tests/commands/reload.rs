@@ -11,11 +11,11 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use rustix::process::{Signal, kill_process};
 use tempfile::TempDir;
 
-use crate::bad_devices::Log;
+use crate::bad_devices::{Log, assert_stops, names_at};
 use crate::behind;
 use crate::nbd::Client;
 use crate::support::random::Random;
-use crate::support::{Server, ok, run, scratch, succeed, tidegate, tool};
+use crate::support::{Server, ok, run, scratch, tidegate};
 
 /// A directory with the pools `a` to `e`. Block 1 of each has a byte of its own.
 struct Scene {
@@ -57,6 +57,15 @@ impl Scene {
         Server::spawn(tidegate().args(["serve", "--config", &self.text("config.toml")]))
     }
 
+    /// Starts a server of the configuration that was written, and returns it with its log.
+    fn serve_with_log(&self) -> (Server, Log) {
+        let mut command = tidegate();
+        command.args(["serve", "--config", &self.text("config.toml")]).stderr(Stdio::piped());
+        let mut server = Server::spawn(&mut command);
+        let log = Log(server.stderr());
+        (server, log)
+    }
+
     /// Reloads by these devices. Returns the exit status and the output, with `DIR` in place of
     /// the directory.
     fn reload(&self, devices: Devices<'_>) -> (Option<i32>, String) {
@@ -75,12 +84,8 @@ impl Scene {
         Client::connect_to(&self.path("socket"), export).unwrap()
     }
 
-    /// The names of the exports, as a client of another project lists them.
     fn names(&self) -> Vec<String> {
-        let uri = format!("nbd+unix:///?socket={}", self.text("socket"));
-        let list = succeed(tool("nbdinfo", "libnbd-bin").args(["--list", &uri]));
-        let names = list.lines().filter_map(|line| line.strip_prefix("export=\""));
-        names.map(|name| name.trim_end_matches("\":").to_owned()).collect()
+        names_at(&self.text("socket"))
     }
 
     fn mark(&self, export: &str, byte: u8) {
@@ -90,11 +95,6 @@ impl Scene {
     fn marked(&self, export: &str) -> u8 {
         behind::read(&mut self.client(export), 1)
     }
-}
-
-fn assert_stops(server: Server) {
-    let (status, rest) = server.stop(Signal::TERM);
-    assert!(status.success() && rest.contains("stopped"), "{status}: {rest}");
 }
 
 #[test]
@@ -208,10 +208,7 @@ fn sighup_reloads_and_logs_it_and_a_server_of_a_pool_has_nothing_to_reload() {
     let scene = Scene::new();
     let (a, b) = (("a", "pool = \"DIR/a\""), ("b", "pool = \"DIR/b\""));
     scene.write(&[a], "");
-    let mut command = tidegate();
-    command.args(["serve", "--config", &scene.text("config.toml")]).stderr(Stdio::piped());
-    let mut server = Server::spawn(&mut command);
-    let mut log = Log(server.stderr());
+    let (server, mut log) = scene.serve_with_log();
     scene.write(&[a, b], "");
     kill_process(server.pid(), Signal::HUP).unwrap();
     log.until("SIGHUP: b is served");
@@ -245,10 +242,7 @@ fn a_stop_ends_while_a_reload_waits_for_a_backing() {
     let slow = ("slow", slow);
     let a = ("a", "pool = \"DIR/a\"\ndram = \"lru:4M\"");
     scene.write(&[a, slow], "stop-timeout = 2");
-    let mut command = tidegate();
-    command.args(["serve", "--config", &scene.text("config.toml")]).stderr(Stdio::piped());
-    let mut server = Server::spawn(&mut command);
-    let log = Log(server.stderr());
+    let (server, log) = scene.serve_with_log();
     scene.mark("slow", 7);
     scene.mark("a", 1);
     scene.write(&[a], "stop-timeout = 2");
