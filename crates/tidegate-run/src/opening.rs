@@ -13,8 +13,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow, bail};
-use rustix::fs::FlockOperation;
 use rustix::time::{ClockId, Timespec, clock_gettime};
+use tidegate::locking::{LockMode, lock_within};
 use tidegate::log::recover::{
     ApplyOptions, Failure, LocalFiles, NamesDone, Outcome, Progress, Recovered, plan_pool,
     recover_pool, remove_reserved, syncs_reach_kernel,
@@ -82,16 +82,9 @@ fn open_region(path: &Path, options: &RegionOptions) -> Result<Region> {
 
 /// Waits until no process has the pool at `path` locked. Returns `false` after a timeout.
 fn is_released(path: &Path) -> bool {
-    let (sender, receiver) = std::sync::mpsc::channel();
-    let path = path.to_path_buf();
-    // A thread waits, since this lock has no timeout.
-    std::thread::spawn(move || {
-        let locked = open_pool_file(&path)
-            .and_then(|file| Ok(rustix::fs::flock(&file, FlockOperation::LockShared)?));
-        // The asking thread may have stopped waiting.
-        let _ = sender.send(locked.is_ok());
-    });
-    receiver.recv_timeout(RELEASE_TIMEOUT).unwrap_or(false)
+    let locked = open_pool_file(path)
+        .and_then(|file| Ok(lock_within(&file, LockMode::Shared, RELEASE_TIMEOUT)?));
+    locked.is_ok()
 }
 
 /// Maps the pool at `path` and locks it. Makes a log pool if it is blank.

@@ -8,6 +8,7 @@
 
 use std::fmt;
 use std::fs::File;
+use std::io::ErrorKind;
 use std::net::{IpAddr, TcpListener, ToSocketAddrs};
 use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::os::unix::net::{SocketAddr, UnixStream};
@@ -15,9 +16,10 @@ use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
 use rustix::fd::{AsFd, BorrowedFd, IntoRawFd, OwnedFd};
-use rustix::fs::{FlockOperation, Mode, OFlags, flock};
+use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
+use tidegate::locking::{LockMode, lock};
 use tidegate::opening::is_one_file;
 
 use crate::ServeError;
@@ -296,10 +298,9 @@ impl Claim {
             let flags = OFlags::NOFOLLOW | OFlags::NONBLOCK;
             let flags = flags.bits().cast_signed();
             let locked = options.custom_flags(flags).open(&path).map_err(failed)?;
-            match flock(&locked, FlockOperation::NonBlockingLockExclusive) {
-                Err(Errno::WOULDBLOCK) => return Err(in_use(socket)),
-                Err(error) => return Err(failed(error.into())),
-                Ok(()) => {}
+            match lock(&locked, LockMode::Exclusive) {
+                Err(error) if error.kind() == ErrorKind::WouldBlock => return Err(in_use(socket)),
+                locked => locked.map_err(failed)?,
             }
             let ours = locked.metadata().map_err(failed)?;
             if ours.len() > 0 {

@@ -30,6 +30,7 @@ pub mod device;
 pub mod dram;
 pub mod durable;
 pub mod glob;
+pub mod locking;
 pub mod log;
 pub mod opening;
 pub mod pmem;

@@ -10,10 +10,11 @@ const ALLOWED: &[(&str, &[&str])] = &[
     ("sync", &[]),
     ("durable", &[]),
     ("glob", &[]),
+    ("locking", &[]),
     ("opening", &[]),
     ("size", &[]),
     ("stats", &["sync"]),
-    ("pmem", &["opening", "sync"]),
+    ("pmem", &["locking", "opening", "sync"]),
     ("device", &["durable", "opening", "pmem", "sync"]),
     ("tier", &["device", "pmem", "size", "stats", "sync"]),
     ("btt", &["device", "pmem", "stats", "sync", "tier"]),
@@ -22,7 +23,7 @@ const ALLOWED: &[(&str, &[&str])] = &[
     ("dram", &["device", "pmem", "size", "stats", "sync", "tier"]),
     ("log", &["device", "durable", "pmem", "pool", "size", "stats", "sync", "tier"]),
     ("cache", &["device", "pmem", "pool", "size", "stats", "sync", "tier"]),
-    ("backing", &["device", "log", "opening", "pool", "size"]),
+    ("backing", &["device", "locking", "log", "opening", "pool", "size"]),
     (
         "stack",
         &[

@@ -5,13 +5,12 @@ use std::io;
 use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
-use rustix::fs::FlockOperation;
-use rustix::io::Errno;
 use uuid::Uuid;
 
 use super::areas::Areas;
 use super::facts::{Facts, Looped, Partition, said};
 use super::inode::identity_of_file;
+use crate::locking::{self, LockMode};
 use crate::opening::{self, Expected};
 
 /// Sysfs counts partitions in sectors of this size, whatever the disk's own sector size is.
@@ -72,14 +71,10 @@ pub(super) fn lock_behind(folder: &Path) -> io::Result<Option<File>> {
     let Some(file) = file_behind(&whole) else { return Ok(None) };
     let is_set = |name| number(&whole.join("loop").join(name)).is_some_and(|it| it != 0);
     let is_part = folder.join("partition").exists() || is_set("offset") || is_set("sizelimit");
-    let lock = if is_part {
-        FlockOperation::NonBlockingLockShared
-    } else {
-        FlockOperation::NonBlockingLockExclusive
-    };
-    match rustix::fs::flock(&file, lock) {
+    let mode = if is_part { LockMode::Shared } else { LockMode::Exclusive };
+    match locking::lock(&file, mode) {
         Ok(()) => Ok(Some(file)),
-        Err(Errno::WOULDBLOCK) => Err(Errno::WOULDBLOCK.into()),
+        Err(error) if error.kind() == io::ErrorKind::WouldBlock => Err(error),
         Err(_) => Ok(None),
     }
 }
@@ -241,7 +236,7 @@ mod tests {
         assert!(lock_behind(&whole).is_err());
         drop(locks);
         let file = File::open(&image).unwrap();
-        rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive).unwrap();
+        locking::lock(&file, LockMode::Exclusive).unwrap();
         assert!(lock_behind(&whole).is_err() && lock_behind(&two).is_err());
         assert!(lock_behind(&dir.path().join("sda")).unwrap().is_none(), "no loop device");
     }

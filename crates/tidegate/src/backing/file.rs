@@ -7,9 +7,6 @@ use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::Path;
 use std::sync::Arc;
 
-use rustix::fs::FlockOperation;
-use rustix::io::Errno;
-
 use super::areas::Areas;
 use super::disk::{self, folder_of};
 use super::facts::identity_of;
@@ -17,6 +14,7 @@ use super::observe::Observer;
 use super::{BackingError, Guard, OpenBacking, Opening, Place, Scheme};
 use crate::device::BLOCK_BYTES_MIN;
 use crate::device::file::{FileDevice, FileOptions};
+use crate::locking::{self, LockMode};
 use crate::opening::{self, Expected};
 use crate::pool::{Glance, glance};
 
@@ -53,9 +51,11 @@ fn open(rest: &str, opening: &Opening<'_>) -> Result<OpenBacking, BackingError> 
     if is_at(&lock, opening.pool).map_err(failed("inspect"))? {
         return Err(BackingError::IsPool { url: url() });
     }
-    match rustix::fs::flock(&lock, FlockOperation::NonBlockingLockExclusive) {
-        Err(Errno::WOULDBLOCK) => return Err(BackingError::InUse { url: url() }),
-        locked => locked.map_err(|errno| failed("lock")(errno.into()))?,
+    match locking::lock(&lock, LockMode::Exclusive) {
+        Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+            return Err(BackingError::InUse { url: url() });
+        }
+        locked => locked.map_err(failed("lock"))?,
     }
     let behind = match guard_loops(&lock).map_err(failed("inspect"))? {
         Behind::Locked(behind) => behind,

@@ -20,10 +20,10 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use parking_lot::Mutex;
 use rustix::fs::FlockOperation;
-use rustix::io::Errno;
 use rustix::mm::{MapFlags, ProtFlags};
 
 use super::{Domain, PmemError};
+use crate::locking::{self, LockMode};
 use crate::opening::{self, Expected, WrongKind, devdax_bytes, devdax_number};
 
 type Result<T> = std::result::Result<T, PmemError>;
@@ -484,14 +484,10 @@ fn not_opened(path: &Path) -> impl FnOnce(io::Error) -> PmemError {
 
 /// Locks the file against other openers until the mapping is dropped.
 fn lock(file: &File, path: &Path, read_only: bool) -> Result<()> {
-    let operation = if read_only {
-        FlockOperation::NonBlockingLockShared
-    } else {
-        FlockOperation::NonBlockingLockExclusive
-    };
-    rustix::fs::flock(file, operation).map_err(|errno| match errno {
-        Errno::WOULDBLOCK => PmemError::Busy { path: path.to_path_buf() },
-        errno => os("lock", path)(errno.into()),
+    let mode = if read_only { LockMode::Shared } else { LockMode::Exclusive };
+    locking::lock(file, mode).map_err(|error| match error.kind() {
+        io::ErrorKind::WouldBlock => PmemError::Busy { path: path.to_path_buf() },
+        _ => os("lock", path)(error),
     })
 }
 
