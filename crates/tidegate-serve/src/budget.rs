@@ -25,6 +25,17 @@ pub(crate) trait Wakes: Send + Sync {
 /// The memory of a server.
 pub(crate) struct Budget(Mutex<State>);
 
+/// The memory for requests that the front ends of a server share.
+#[derive(Clone)]
+pub struct RequestMemory(pub(crate) Arc<Budget>);
+
+impl RequestMemory {
+    /// Returns a memory of `bytes` for front ends without a server that has one.
+    pub fn new(bytes: usize) -> Self {
+        Self(Arc::new(Budget::new(bytes)))
+    }
+}
+
 struct State {
     free_bytes: usize,
     /// Memory that large requests leave free.

@@ -3,10 +3,12 @@
 //!
 //! - [`nbd`]: the Network Block Device protocol over unix and TCP sockets;
 //! - [`ublk`]: block devices of this machine, by the kernel's ublk driver;
+//! - [`vhost_user`]: disks of virtual machines, by the machine's own memory;
 //! - [`control`]: statistics and settings of a server, for its owner;
 //! - [`metrics`]: the page that Prometheus reads.
 //!
-//! Shared by the front ends: `queue` (a client's requests at a device), `mailbox` (carries a
+//! Shared by the front ends: `request` (checks of kernels'
+//! requests), `queue` (a client's requests at a device), `mailbox` (carries a
 //! completion to a client's thread), `changes` (a change waits for an older one), `budget` (memory
 //! of all clients), `headroom` (memory that limits of the process leave), `listen` (addresses and
 //! sockets), `serial` (servers of one client at a time), `jobs` (long requests), `log` (lines about
@@ -23,12 +25,16 @@ mod log;
 mod mailbox;
 pub mod metrics;
 pub mod nbd;
+mod payload;
 mod queue;
+mod request;
 mod serial;
 mod statistics;
 mod stop;
 pub mod ublk;
+pub mod vhost_user;
 
+pub use budget::RequestMemory;
 pub use error::ServeError;
 pub use listen::ListenAddress;
 pub use log::LogSink;

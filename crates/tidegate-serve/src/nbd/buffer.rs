@@ -9,6 +9,8 @@ use std::io::IoSlice;
 use tidegate::device::{BUFFER_EXTRA_BYTES, IoBuffer};
 use zerocopy::FromZeros as _;
 
+use crate::payload::PayloadPool;
+
 /// Returns `len` zero bytes, whose pages become resident as bytes are stored in them, or `None` if
 /// the system has not enough memory.
 fn zeroes(len: usize) -> Option<Box<[u8]>> {
@@ -54,48 +56,6 @@ impl Input {
     /// Notes that `len` bytes were received into the free space.
     pub(super) fn received(&mut self, len: usize) {
         self.end += len;
-    }
-}
-
-/// Payloads of finished requests, kept for the next.
-pub(super) struct PayloadPool {
-    allocate: fn(usize) -> Option<IoBuffer>,
-    free: Vec<IoBuffer>,
-    free_bytes: usize,
-    most_bytes: usize,
-}
-
-impl PayloadPool {
-    /// Creates a pool that keeps up to `most_bytes`.
-    pub(super) fn new(most_bytes: usize) -> Self {
-        Self { allocate: IoBuffer::try_new, free: Vec::new(), free_bytes: 0, most_bytes }
-    }
-
-    /// Creates a pool of a system without memory.
-    #[cfg(test)]
-    pub(super) fn without_memory() -> Self {
-        Self { allocate: |_| None, ..Self::new(0) }
-    }
-
-    /// Returns a payload of `len` bytes with any content, or `None` if there is no memory.
-    pub(super) fn take(&mut self, len: usize) -> Option<IoBuffer> {
-        match self.free.iter().rposition(|payload| payload.capacity_bytes() >= len) {
-            Some(index) => {
-                let mut payload = self.free.swap_remove(index);
-                self.free_bytes -= payload.memory_bytes();
-                payload.reset(len);
-                Some(payload)
-            }
-            None => (self.allocate)(len),
-        }
-    }
-
-    /// Takes a payload back, and keeps it if the pool has space.
-    pub(super) fn put(&mut self, payload: IoBuffer) {
-        if self.free_bytes + payload.memory_bytes() <= self.most_bytes {
-            self.free_bytes += payload.memory_bytes();
-            self.free.push(payload);
-        }
     }
 }
 
@@ -278,7 +238,7 @@ mod tests {
         assert!(std::ptr::eq(pool.take(100).expect("memory").data().as_ptr(), address));
         let large = pool.take(32 << 20).expect("memory");
         pool.put(large);
-        assert_eq!(pool.free.len(), 0);
+        assert_eq!(pool.kept(), 0);
     }
 
     proptest! {

@@ -18,7 +18,7 @@ use rustix::fd::OwnedFd;
 use rustix::time::Timespec;
 use rustls::ServerConnection;
 
-use super::buffer::{Input, Output, PayloadPool};
+use super::buffer::{Input, Output};
 use super::handshake::{Handshake, Negotiated, Step};
 use super::member::Member;
 use super::pace::{Due, Pace, Work};
@@ -29,6 +29,7 @@ use super::tls::TlsMode;
 use super::transport::Transport;
 use super::users::User;
 use crate::budget::{Lease, Wakes};
+use crate::payload::PayloadPool;
 
 /// Time to look for the next request before sleeping: about as long as two wake-ups of an idle CPU.
 const SPIN: Duration = Duration::from_micros(100);

@@ -29,7 +29,7 @@ use super::shortage::Shortage;
 use super::{
     Export, Limits, ListenAddress, LogSink, ServeError, StatisticsSource, StopHandle, Tls,
 };
-use crate::budget::Budget;
+use crate::budget::{Budget, RequestMemory};
 use crate::headroom;
 use crate::listen::Listener;
 use crate::log::Log;
@@ -192,6 +192,11 @@ impl Server {
 pub struct ExportTable(Arc<Shared>);
 
 impl ExportTable {
+    /// Returns the memory for requests, which other front ends share with this server.
+    pub fn request_memory(&self) -> RequestMemory {
+        RequestMemory(Arc::clone(&self.0.service.budget))
+    }
+
     /// Lets clients use `export`, which was announced.
     ///
     /// # Errors

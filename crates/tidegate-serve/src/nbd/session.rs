@@ -21,7 +21,7 @@ use tidegate::device::{
 };
 
 use super::Limits;
-use super::buffer::{Input, Output, PayloadPool};
+use super::buffer::{Input, Output};
 use super::handshake::Negotiated;
 use super::protocol::{
     CHUNK_HEADER_BYTES, CHUNK_OFFSET_BYTES, REQUEST_BYTES, Request, SIMPLE_REPLY_BYTES,
@@ -35,6 +35,7 @@ use crate::budget::{Lease, Wakes};
 use crate::changes::Changes;
 use crate::headroom;
 use crate::mailbox::Mailbox;
+use crate::payload::PayloadPool;
 use crate::queue::{DeviceQueue, Done, Then};
 use crate::statistics::{RequestCounters, Tally};
 

@@ -4,9 +4,6 @@
 
 use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout};
 
-/// Unit of sizes and offsets of the kernel, in bytes.
-pub(super) const SECTOR_BYTES: u64 = 512;
-
 /// Asks the queue for a request: the first command of each tag.
 pub(super) const FETCH: u32 = encoded(READ_WRITE, 0x20, size_of::<IoCommand>());
 /// Answers a request, and asks for the next one with its tag.

@@ -16,8 +16,8 @@ use super::driver::{Driver, block_path, is_dead};
 use super::identity::mark_of;
 use super::parameters::{difference, parameters};
 use super::queue::{QueueParts, Switch, serve};
-use super::request::Rules;
 use super::users::has_users;
+use crate::request::Rules;
 use crate::statistics::{RequestCounters, StatisticsSource};
 use crate::{LogSink, ServeError, StopHandle};
 

@@ -1,4 +1,4 @@
-//! The kernel's driver: makes devices, finds those of earlier servers, and deletes them.
+//! The kernel's driver: makes devices, finds the devices of earlier servers, and deletes them.
 
 use std::fs::File;
 use std::io::ErrorKind;

@@ -3,7 +3,8 @@
 use tidegate::device::Geometry;
 use zerocopy::FromZeros;
 
-use super::abi::{Parameters, SECTOR_BYTES, attribute, group};
+use super::abi::{Parameters, attribute, group};
+use crate::request::SECTOR_BYTES;
 
 /// Most data of a request, in bytes. Each tag of a queue has a buffer of this size.
 pub(super) const REQUEST_BYTES_MAX: u32 = 256 << 10;

@@ -15,10 +15,10 @@ use rustix::fd::AsFd;
 use rustix::io::Errno;
 use tidegate::device::BlockDevice;
 
-use super::request::Rules;
 use super::requests::{Answer, Mail, Requests};
 use super::ring::{Event, QueueRing};
 use crate::ServeError;
+use crate::request::Rules;
 use crate::statistics::RequestCounters;
 
 /// Tells a queue's thread to leave.

@@ -13,9 +13,10 @@ use rustix::io::Errno;
 use tidegate::device::{BlockDevice, Context, IoBuffer, OwnedOperation, Result};
 
 use super::abi::Descriptor;
-use super::request::{Request, Rules, check, refusal};
+use super::request::{answer, check, refusal};
 use crate::mailbox::Mailbox;
 use crate::queue::{DeviceQueue, Done, Then};
+use crate::request::{Request, Rules};
 use crate::statistics::{RequestCounters, Tally};
 
 /// A request at the device, and its tag.
@@ -82,7 +83,7 @@ impl Requests {
         };
         let buffer = self.buffers.get_mut(usize::from(tag));
         let Some(mut operation) = buffer.and_then(|buffer| request.operation(buffer)) else {
-            self.tally.refused(Some(request.kind));
+            self.tally.refused(Some(request.kind()));
             return Some(Answer { tag, result: refusal(Errno::INVAL) });
         };
         if let Some(result) = self.device.attempt(&mut operation.borrow()) {
@@ -117,10 +118,10 @@ impl Requests {
             self.buffers[usize::from(tag)] = Some(buffer);
         }
         match result {
-            Ok(()) => self.tally.done(Some(request.kind), request.counted_bytes()),
-            Err(error) => self.tally.ended_with(Some(request.kind), error),
+            Ok(()) => self.tally.done(Some(request.kind()), request.counted_bytes()),
+            Err(error) => self.tally.ended_with(Some(request.kind()), error),
         }
-        Answer { tag, result: request.answer(result) }
+        Answer { tag, result: answer(&request, result) }
     }
 }
 

@@ -1,0 +1,178 @@
+//! The socket of a virtual machine's disk: one monitor at a time is served.
+//!
+//! Invariants:
+//! 1. A connection is closed after its requests are answered: the monitor then looks in its memory
+//!    how far the server has come.
+//! 2. A monitor that sends a part of a message, or takes no answers, holds the thread for at most
+//!    [`MESSAGE_TIMEOUT`].
+
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+// The protocol's crate takes the standard library's mutex.
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::fd::OwnedFd;
+use rustix::io::Errno;
+use tidegate::device::BlockDevice;
+use vhost::vhost_user::{BackendReqHandler, Error};
+
+use super::REQUEST_BYTES_MAX;
+use super::abi::SERIAL_BYTES;
+use super::ring::Disk;
+use super::session::{Service, Session};
+use crate::budget::RequestMemory;
+use crate::listen::Listener;
+use crate::log::Log;
+use crate::request::Rules;
+use crate::statistics::StatisticsSource;
+use crate::{ListenAddress, LogSink, ServeError, StopHandle, Worker};
+
+/// The longest wait for the rest of a message, and for space for an answer.
+const MESSAGE_TIMEOUT: Duration = Duration::from_secs(5);
+/// Pause after a failed accept: the system is out of descriptors.
+const ACCEPT_PAUSE: Timespec = Timespec { tv_sec: 0, tv_nsec: 100_000_000 };
+
+/// How to serve a disk.
+pub struct Options {
+    /// Path of the socket.
+    pub socket: PathBuf,
+    /// The disk's serial number for the guest; its first 20 bytes are used.
+    pub serial: String,
+    /// Whether the end of the server by a kill loses no write that it has acknowledged.
+    pub survives_a_kill: bool,
+    /// Refuse writes, whatever the device allows.
+    pub read_only: bool,
+    /// The memory for requests that the front ends of a server share.
+    pub memory: RequestMemory,
+    /// Gets lines for the operator.
+    pub log: LogSink,
+}
+
+/// A disk for a virtual machine. Dropping it answers the requests in progress, closes the
+/// connection, and removes the socket.
+pub struct VhostUser {
+    path: PathBuf,
+    statistics: StatisticsSource,
+    _worker: Worker,
+}
+
+impl VhostUser {
+    /// Offers `device` at a socket. Monitors can connect when this returns.
+    ///
+    /// # Errors
+    /// [`ServeError::InUse`] or [`ServeError::Io`].
+    pub fn start(device: &Arc<dyn BlockDevice>, options: &Options) -> Result<Self, ServeError> {
+        let listener = Listener::bind(&ListenAddress::Unix(options.socket.clone()))?;
+        let rules = Rules {
+            geometry: device.geometry(),
+            read_only: options.read_only,
+            request_bytes_max: REQUEST_BYTES_MAX,
+        };
+        let mut serial = [0; SERIAL_BYTES];
+        let text = options.serial.as_bytes();
+        let len = text.len().min(SERIAL_BYTES);
+        serial[..len].copy_from_slice(&text[..len]);
+        let (device, counters) = (Arc::clone(device), Arc::default());
+        let statistics = StatisticsSource::of(Arc::clone(&counters));
+        let service = Arc::new(Service {
+            disk: Arc::new(Disk { device, rules, serial, counters }),
+            budget: Arc::clone(&options.memory.0),
+            survives_a_kill: options.survives_a_kill,
+            log: Arc::new(Log::new(Arc::clone(&options.log))),
+        });
+        let serve = move |stop: &StopHandle| serve(&listener, &service, stop);
+        let worker = Worker::start("vhost-user", StopHandle::new()?, serve)?;
+        Ok(Self { path: options.socket.clone(), statistics, _worker: worker })
+    }
+
+    /// Returns the path of the socket.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Returns a source of the disk's statistics, which has no connections.
+    pub fn statistics(&self) -> StatisticsSource {
+        self.statistics.clone()
+    }
+}
+
+/// Serves one monitor after the other until `stop` is signalled.
+fn serve(listener: &Listener, service: &Arc<Service>, stop: &StopHandle) {
+    loop {
+        let mut ready = [PollFd::new(stop, PollFlags::IN), PollFd::new(listener, PollFlags::IN)];
+        let _ = poll(&mut ready, None);
+        if !ready[0].revents().is_empty() {
+            return;
+        }
+        match listener.accept() {
+            Ok((socket, _)) => converse(socket, listener, service, stop),
+            Err(Errno::AGAIN | Errno::CONNABORTED) => {}
+            Err(_) => {
+                let mut stopped = [PollFd::new(stop, PollFlags::IN)];
+                let _ = poll(&mut stopped, Some(&ACCEPT_PAUSE));
+            }
+        }
+    }
+}
+
+/// Handles the messages of one monitor until it leaves, breaks the protocol, or `stop` is
+/// signalled. Then answers the requests in progress.
+fn converse(socket: OwnedFd, listener: &Listener, service: &Arc<Service>, stop: &StopHandle) {
+    let session = Arc::new(Mutex::new(Session::new(Arc::clone(service))));
+    let socket = UnixStream::from(socket);
+    let ended = prepare(&socket).and_then(|open| {
+        let mut handler = BackendReqHandler::from_stream(socket, Arc::clone(&session));
+        let ended = handle_messages(&mut handler, &open, listener, service, stop);
+        // The monitor must not see the end of the connection before its requests are answered.
+        session.lock().unwrap_or_else(PoisonError::into_inner).stop_all();
+        ended
+    });
+    if let Err(error) = ended {
+        service.log.line(&format!("vhost-user: the connection is closed: {error}"));
+    }
+}
+
+/// Bounds waits for messages. Returns another descriptor of `socket`.
+fn prepare(socket: &UnixStream) -> Result<UnixStream, Error> {
+    let prepared = socket
+        .set_nonblocking(false)
+        .and_then(|()| socket.set_read_timeout(Some(MESSAGE_TIMEOUT)))
+        .and_then(|()| socket.set_write_timeout(Some(MESSAGE_TIMEOUT)));
+    prepared.and_then(|()| socket.try_clone()).map_err(Error::ReqHandlerError)
+}
+
+fn handle_messages(
+    handler: &mut BackendReqHandler<Mutex<Session>>,
+    socket: &UnixStream,
+    listener: &Listener,
+    service: &Service,
+    stop: &StopHandle,
+) -> Result<(), Error> {
+    loop {
+        let mut ready = [
+            PollFd::new(stop, PollFlags::IN),
+            PollFd::new(socket, PollFlags::IN),
+            PollFd::new(listener, PollFlags::IN),
+        ];
+        let _ = poll(&mut ready, None);
+        let [is_stopped, has_message, has_other] = ready.map(|one| !one.revents().is_empty());
+        if is_stopped {
+            return Ok(());
+        }
+        if has_message {
+            match handler.handle_request() {
+                Ok(()) => {}
+                Err(Error::Disconnected) => return Ok(()),
+                Err(error) => return Err(error),
+            }
+            // A monitor that connects anew has closed its first connection before.
+            continue;
+        }
+        if has_other && let Ok(other) = listener.accept() {
+            service.log.line("vhost-user: another monitor is refused: the disk is in use");
+            drop(other);
+        }
+    }
+}
