@@ -279,6 +279,7 @@ pub(crate) struct CheckArgs {
     --tls require --tls-cert server.pem --tls-key server.key --tls-ca ca.pem
   tidegate serve /mnt/pmem/pool --nbd tcp:127.0.0.1:10809 --read-only
   tidegate serve /mnt/pmem/pool --ublk
+  tidegate serve /mnt/pmem/pool --vhost-user unix:/run/vm.sock
   tidegate serve /mnt/pmem/pool --nbd unix:/run/pool.sock --dram transit:512M
   tidegate serve /mnt/pmem/log --nbd unix:/run/tidegate.sock --backing /srv/img
   tidegate serve /mnt/pmem/cache --nbd unix:/run/cache.sock \\
@@ -300,7 +301,7 @@ pub(crate) struct ServeArgs {
     #[arg(
         long,
         value_name = "unix:PATH|tcp:HOST:PORT|systemd",
-        required_unless_present_any = ["config", "ublk"]
+        required_unless_present_any = ["config", "ublk", "vhost_user"]
     )]
     pub(crate) nbd: Vec<ListenAddress>,
     #[command(flatten)]
@@ -334,6 +335,10 @@ pub(crate) struct DeviceArgs {
     /// kernel chooses unless it is given
     #[arg(long, value_name = "N", num_args = 0..=1, require_equals = true)]
     pub(crate) ublk: Option<Option<u32>>,
+    /// Make the pool the disk of a virtual machine, whose monitor (QEMU, libvirt, Cloud Hypervisor)
+    /// connects to this socket by vhost-user-blk
+    #[arg(long, value_name = "unix:PATH", value_parser = parse_socket)]
+    pub(crate) vhost_user: Option<PathBuf>,
     /// Write cache in DRAM before the pool: transit, transit-no-eager, transit-no-bypass, pmbd,
     /// pmbd70, lru or coactive, with its size; its data becomes durable at the next flush, FUA or
     /// SIGTERM
@@ -373,6 +378,14 @@ pub(crate) struct DeviceArgs {
     /// Delay each request by so many microseconds: for tests and demonstrations
     #[arg(long, value_name = "MICROSECONDS", hide = true)]
     pub(crate) delay_us: Option<u64>,
+}
+
+impl DeviceArgs {
+    /// Returns the sockets of the device alone.
+    pub(crate) fn sockets(&self) -> Vec<ListenAddress> {
+        let paths = [&self.control, &self.vhost_user];
+        paths.into_iter().flatten().cloned().map(ListenAddress::Unix).collect()
+    }
 }
 
 /// Transport security of `tidegate serve`.
@@ -760,6 +773,11 @@ pub(crate) fn parse_unix(text: &str) -> Result<PathBuf, String> {
         Err(error) if text.starts_with("unix:") => Err(error.to_string()),
         _ => Err("expected unix:PATH".into()),
     }
+}
+
+/// Parses the path of a socket, with or without `unix:` before it.
+pub(crate) fn parse_socket(text: &str) -> Result<PathBuf, String> {
+    if text.starts_with("unix:") { parse_unix(text) } else { parse_unix(&format!("unix:{text}")) }
 }
 
 /// Arguments of the supervisor. Its standard input is the connection to its launcher.

@@ -251,7 +251,7 @@ fn readings_of(served: Option<Served>) -> Vec<Reading> {
     let Some(served) = served else { return own.finish() };
     let found = served.statistics.snapshot();
     in_front_end(&mut own, "nbd", |own| collect(&REQUESTS, &found, own));
-    in_block_device(&mut own, &served);
+    in_front_ends(&mut own, &served);
     served.stack.metrics(&mut own);
     served.stack.since_reset(own.finish())
 }
@@ -279,11 +279,12 @@ fn in_front_end(
     });
 }
 
-/// Adds the counts of the block device, if the pool has one.
-fn in_block_device(collector: &mut Collector, served: &Served) {
-    if let Some(device) = &served.block_device {
-        let found = device.statistics.snapshot();
-        in_front_end(collector, "ublk", |collector| collect(&REQUESTS, &found, collector));
+/// Adds the counts of the front ends beside NBD.
+fn in_front_ends(collector: &mut Collector, served: &Served) {
+    for reached in &served.reached {
+        let found = reached.statistics.snapshot();
+        let add = |collector: &mut Collector| collect(&REQUESTS, &found, collector);
+        in_front_end(collector, reached.front_end, add);
     }
 }
 
@@ -358,7 +359,7 @@ fn front_end(served: &Served) -> impl FnOnce(&mut Collector) {
             collect(&CONNECTIONS, &found, collector);
             collect(&REQUESTS, &found, collector);
         });
-        in_block_device(collector, served);
+        in_front_ends(collector, served);
     }
 }
 

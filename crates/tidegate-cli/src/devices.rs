@@ -5,6 +5,7 @@
 //! [`reload`](crate::reload) closes devices, and adds others.
 
 use std::convert::Infallible;
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::mpsc::Receiver;
 use std::time::{Duration, Instant};
@@ -18,15 +19,15 @@ use tidegate_serve::control::{ControlServer, Listed};
 use tidegate_serve::nbd::StopHandle;
 use tidegate_serve::ublk::has_users;
 
+use crate::front_ends::Attached;
 use crate::notify::notify;
 use crate::plan::DevicePlan;
-use crate::served::Served;
-use crate::ublk::Attached;
+use crate::served::{Served, UBLK};
 
 /// The parts of a served device that end before its pool is closed.
 #[derive(Default)]
 pub(crate) struct Ends {
-    pub(crate) attached: Option<Attached>,
+    pub(crate) attached: Vec<Box<dyn Attached>>,
     /// The control socket that commands find by the pool.
     pub(crate) control: Option<ControlServer>,
     /// The thread that logs the removal of the pool or of its backing.
@@ -129,15 +130,19 @@ impl Device {
             volatile_bytes + kept_bytes
         });
         let args = &self.plan.args;
+        let reached = served.iter().flat_map(|served| &served.reached);
+        let sockets = reached.filter(|reached| reached.front_end != UBLK);
+        let sockets =
+            sockets.map(|reached| format!("{}:{}", reached.front_end, reached.address.display()));
         Listed {
             export: args.export.clone(),
-            block_device: served.and_then(|served| served.block_device).map(|device| device.path),
+            block_device: served.as_ref().and_then(Served::block_device).map(Path::to_path_buf),
             state: state.into(),
             cause,
             dirty_bytes,
             pool: std::path::absolute(&self.plan.pool).unwrap_or_else(|_| self.plan.pool.clone()),
             backing: args.backing.as_ref().map(ToString::to_string),
-            addresses: addresses.to_vec(),
+            addresses: addresses.iter().cloned().chain(sockets).collect(),
             control: args.control.clone(),
             process: std::process::id(),
         }
@@ -150,8 +155,7 @@ impl Device {
 
     /// Returns whether the device is a block device that is in use.
     pub(crate) fn is_used(&self) -> bool {
-        let block_device = self.served().and_then(|served| served.block_device);
-        block_device.is_some_and(|block_device| has_users(&block_device.path))
+        self.served().is_some_and(|served| served.block_device().is_some_and(has_users))
     }
 
     /// Returns whether an attempt to open the pool is under way.

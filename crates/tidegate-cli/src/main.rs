@@ -13,6 +13,7 @@ mod deadline;
 mod descriptors;
 mod detached;
 mod devices;
+mod front_ends;
 mod log;
 mod notify;
 mod opening;
@@ -25,7 +26,6 @@ mod served;
 mod signals;
 mod snapshot;
 mod tls;
-mod ublk;
 mod waits;
 
 use std::io::Write;

@@ -32,7 +32,7 @@ use crate::plan::DevicePlan;
 use crate::pool::map_to_resize;
 use crate::removed::{self, Watched};
 use crate::served::Served;
-use crate::{control, ublk};
+use crate::{control, front_ends};
 
 /// First pause before another attempt.
 const PAUSE_MIN: Duration = Duration::from_secs(1);
@@ -110,7 +110,7 @@ impl Opener {
     /// Opens `device` and offers it to clients, or refuses them.
     ///
     /// # Errors
-    /// The pool, its tiers or its backing cannot be opened, or it cannot be a block device.
+    /// The pool, its tiers or its backing cannot be opened, or a front end cannot offer it.
     fn attempt(&self, device: &Device) -> Result<()> {
         device.begin();
         let opened = self.open(device).inspect_err(|_| {
@@ -134,7 +134,7 @@ impl Opener {
 
     fn open(&self, device: &Device) -> Result<Opened> {
         let Device { plan, stop, .. } = device;
-        ublk::expect_driver(&plan.args)?;
+        front_ends::expect(&plan.args)?;
         let stack = open_stack(plan)?;
         let mut unused = Unused(Some(Arc::clone(&stack)));
         set_mode(plan, &stack)?;
@@ -150,10 +150,11 @@ impl Opener {
             gate,
             stop: stop.clone(),
             statistics: self.exports.statistics_of(&export),
-            block_device: None,
+            reached: Vec::new(),
             _in_use: in_use,
         };
-        let attached = ublk::attach(&mut served, &device, stop)?;
+        let memory = self.exports.request_memory();
+        let attached = front_ends::attach_all(&mut served, &device, stop, &memory)?;
         let (control, removals) = (control::listen_by_pool(&served), watch_files(&served));
         self.exports.offer(export)?;
         unused.0 = None;

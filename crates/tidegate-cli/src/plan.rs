@@ -54,8 +54,8 @@ impl ServePlan {
     /// # Errors
     /// [`UsageError`] if two addresses collide, or no pool is given.
     pub(crate) fn of_arguments(args: &ServeArgs) -> Result<Self, UsageError> {
-        let control = args.device.control.clone().map(ListenAddress::Unix);
-        let addresses: Vec<_> = args.nbd.iter().chain(&args.metrics).chain(&control).collect();
+        let sockets = args.device.sockets();
+        let addresses: Vec<_> = args.nbd.iter().chain(&args.metrics).chain(&sockets).collect();
         let collides = |at| collision(addresses[at], addresses[..at].iter().copied());
         if let Some(text) = (0..addresses.len()).find_map(collides) {
             return Err(UsageError(text));

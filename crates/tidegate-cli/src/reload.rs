@@ -29,12 +29,13 @@ use crate::at_once::at_once;
 use crate::config;
 use crate::control;
 use crate::devices::{Device, Devices};
+use crate::front_ends::{self, ublk};
 use crate::log::{Level, say};
 use crate::opening::Opener;
 use crate::output::one_line;
 use crate::plan::{DevicePlan, ServePlan};
+use crate::served::{Reached, Served, UBLK};
 use crate::tls::warn_of_readers;
-use crate::ublk;
 
 /// Time in which each device is opened, or fails, before its state is told.
 pub(crate) const FIRST_ATTEMPTS: Duration = Duration::from_secs(10);
@@ -128,9 +129,10 @@ impl Reloader {
                 config.display()
             )),
             (None, [device]) if is_one_file(&device.plan.pool, pool) => match device.served() {
-                Some(_) if !self.plan.nbd.is_empty() => {
-                    Err(format!("it is served over NBD, too: stop process {}", std::process::id()))
-                }
+                Some(served) if self.has_other_clients(&served) => Err(format!(
+                    "it has clients of another front end: stop process {}",
+                    std::process::id()
+                )),
                 Some(_) if device.is_used() => {
                     Err("its block device is in use: unmount or close it first".into())
                 }
@@ -140,6 +142,12 @@ impl Reloader {
             _ => Err("the server has another pool".into()),
         };
         ended.map_or_else(|message| Reply::Failed { message }, |()| Reply::Ending)
+    }
+
+    /// Returns whether `served` may have clients beside the users of its block device.
+    fn has_other_clients(&self, served: &Served) -> bool {
+        let is_other = |reached: &Reached| reached.front_end != UBLK;
+        !self.plan.nbd.is_empty() || served.reached.iter().any(is_other)
     }
 
     /// Reloads if the server has the configuration file `wanted`, or any if no file is named.
@@ -206,7 +214,7 @@ impl Reloader {
         for key in self.plan.settings_that_differ(&plan) {
             done.failures.push(format!("`{key}` has changed: that takes a restart of the server"));
         }
-        ublk::prepare(&plan.devices);
+        front_ends::prepare(&plan.devices);
         let before = self.devices.all();
         let mut plans: Vec<_> = plan.devices.into_iter().map(Arc::new).collect();
         for device in &before {
@@ -349,7 +357,7 @@ fn close(device: &Device, exports: &ExportTable, reopens: bool) -> Result<()> {
     drop(device.take_control());
     let Some(served) = device.served() else { return Ok(()) };
     let ends = device.take_ends();
-    let detached = ublk::stop_all(ends.attached.into_iter());
+    let detached = front_ends::stop_all(ends.attached);
     drop((ends.control, ends.removals));
     // The end of `keep-dirty` keeps the lock of the backing until the end of the process.
     let drained = served.stack.drain();

@@ -16,9 +16,9 @@ use tidegate_serve::ublk::delete_left;
 
 use crate::args::DetachArgs;
 use crate::control::device_of;
+use crate::front_ends::ublk::identity_of;
 use crate::output::line;
 use crate::pool::map;
-use crate::ublk::identity_of;
 
 /// Runs the command.
 ///

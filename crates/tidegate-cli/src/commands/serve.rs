@@ -16,14 +16,15 @@ use crate::args::ServeArgs;
 use crate::at_once::at_once;
 use crate::deadline::Deadline;
 use crate::devices::{Device, Devices};
+use crate::front_ends;
 use crate::log::{self, Level, say};
 use crate::opening::Opener;
 use crate::output::{field, line, one_line, print_lines};
 use crate::plan::{DevicePlan, ServePlan, TlsFiles};
 use crate::reload::{FIRST_ATTEMPTS, Reloader};
-use crate::served::{BlockDeviceOfPool, Served};
+use crate::served::{Reached, Served};
 use crate::tls::demands_certificates;
-use crate::{config, control, descriptors, detached, signals, tls, ublk, waits};
+use crate::{config, control, descriptors, detached, signals, tls, waits};
 
 /// Time of a stop for attempts to open devices to end.
 const LAST_ATTEMPTS: Duration = Duration::from_secs(2);
@@ -71,7 +72,7 @@ fn serve_until(
     deadline: &Deadline,
     reloading: &OnceLock<Arc<Reloader>>,
 ) -> Result<()> {
-    ublk::prepare(&plan.devices);
+    front_ends::prepare(&plan.devices);
     // All sockets first: if an address is in use, no pool has changed.
     let server = bind(&plan, tls.clone())?;
     let (addresses, exports) = (server.addresses(), server.exports());
@@ -115,8 +116,9 @@ fn serve_until(
     drop(lists);
     let closed = close_all(&served);
     drop(waits);
-    let of_devices = served.iter().filter_map(|one| one.block_device.clone());
-    let statistics = exports.statistics().with(of_devices.map(|device| device.statistics));
+    let others = served.iter().flat_map(|one| &one.reached);
+    let others = others.map(|reached| reached.statistics.clone());
+    let statistics = exports.statistics().with(others);
     let printed =
         print_end(devices.all().len(), &served, &statistics.snapshot(), started.elapsed());
     // Standard output may take no bytes, so the summary is within the deadline.
@@ -135,7 +137,8 @@ fn listen(device: &Arc<Device>) -> Result<()> {
 fn end_clients(devices: &Devices) -> Result<()> {
     let all = devices.all();
     let mut ends: Vec<_> = all.iter().map(|device| device.take_ends()).collect();
-    let detached = ublk::stop_all(ends.iter_mut().filter_map(|ends| ends.attached.take()));
+    let attached = ends.iter_mut().flat_map(|ends| std::mem::take(&mut ends.attached));
+    let detached = front_ends::stop_all(attached);
     for (device, ends) in all.iter().zip(ends) {
         end_control(&device.plan, device.take_control().into_iter().chain(ends.control));
         drop(ends.removals);
@@ -238,7 +241,7 @@ fn announce(
         if let Some(socket) = &one.plan.args.control {
             field("control", format_args!("unix:{}", socket.display()))?;
         }
-        one.block_device.as_ref().map_or(Ok(()), announce_device)?;
+        one.reached.iter().try_for_each(announce_reached)?;
     }
     if let Some(metrics) = metrics {
         field("metrics", metrics.address())?;
@@ -251,12 +254,12 @@ fn announce(
     Ok(())
 }
 
-fn announce_device(device: &BlockDeviceOfPool) -> io::Result<()> {
-    let path = device.path.display();
-    if device.is_taken_up {
-        return field("ublk", format_args!("{path}, taken up from the last server"));
+fn announce_reached(reached: &Reached) -> io::Result<()> {
+    let address = reached.address.display();
+    match reached.note {
+        Some(note) => field(reached.front_end, format_args!("{address}, {note}")),
+        None => field(reached.front_end, address),
     }
-    field("ublk", path)
 }
 
 /// Warns of addresses that other machines may reach: the `open` ones, where clients need no

@@ -16,8 +16,9 @@ use tidegate_serve::nbd::{Export, ListenAddress, check_limits};
 
 use crate::args::{
     DeviceArgs, LimitArgs, MemoryArgs, STOP_TIMEOUT_SECONDS, TlsArgs, TlsWhen, parse_count,
-    parse_mode, parse_unix,
+    parse_mode, parse_socket, parse_unix,
 };
+use crate::front_ends::is_any_wanted;
 use crate::log::{Format, Level};
 use crate::plan::{DevicePlan, ServePlan, TlsFiles, collision, limits_of};
 use document::{Document, Table};
@@ -112,16 +113,16 @@ fn plan(document: &Document<'_>) -> ServePlan {
         document.fault(limits_offset.unwrap_or(0), error);
     }
     let devices = devices(document, tables);
-    let controls = devices.iter().filter_map(|(device, offset)| {
-        Some((ListenAddress::Unix(device.args.control.clone()?), *offset))
+    let sockets = devices.iter().flat_map(|(device, offset)| {
+        device.args.sockets().into_iter().map(|socket| (socket, *offset))
     });
-    let others = metrics.clone().zip(metrics_offset).into_iter().chain(controls);
+    let others = metrics.clone().zip(metrics_offset).into_iter().chain(sockets);
     no_address_twice(document, &nbd.iter().cloned().chain(others).collect::<Vec<_>>());
     let devices: Vec<_> = devices.into_iter().map(|(device, _)| device).collect();
-    let is_reached = |device: &DevicePlan| !nbd.is_empty() || device.args.ublk.is_some();
+    let is_reached = |device: &DevicePlan| !nbd.is_empty() || is_any_wanted(&device.args);
     if devices.is_empty() && nbd.is_empty() || !devices.iter().all(is_reached) {
-        let what = "no address to listen at; say `nbd = [\"unix:PATH\"]`, or `ublk = true` in each \
-                    device";
+        let what = "no address to listen at; say `nbd = [\"unix:PATH\"]`, or `ublk = true` or \
+                    `vhost-user = \"unix:PATH\"` in each device";
         document.fault(0, what);
     }
     ServePlan {
@@ -212,6 +213,7 @@ fn device(document: &Document<'_>, mut table: Table<'_>) -> Option<DevicePlan> {
     let args = DeviceArgs {
         export,
         ublk: table.flag("ublk").then_some(None),
+        vhost_user: table.with("vhost-user", parse_socket),
         dram: table.parsed("dram").unwrap_or(none),
         backing: table.parsed("backing"),
         mode: table.with("mode", parse_mode),

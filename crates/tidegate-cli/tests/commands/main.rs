@@ -38,3 +38,4 @@ mod signals;
 mod snapshot;
 mod stop;
 mod top;
+mod vhost_user;

@@ -6,7 +6,7 @@ use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use crate::once::once_per_run;
+use crate::support::once::once_per_run;
 
 /// The modules that the guest inserts, in this order.
 const MODULES: [&str; 4] =

@@ -22,25 +22,25 @@
 //! zeroed and lost blocks), [`ext4`], the kernel's crash images opened by us ([`kernel_crash`]) and
 //! ours opened by the kernel ([`our_crash`], driven by the crash simulator). [`run`] cuts the power
 //! of a guest in which a program works under `tidegate run`, with its pool on an NVDIMM; [`quota`]
-//! has a program there meet a limit of its file system. In [`ublk`], pools are disks of the guest.
+//! has a program there meet a limit of its file system. In [`ublk`], pools are disks of the guest
+//! by its own kernel; in [`vhost_user`], by a server of the host.
 //!
 //! Needed, as Debian packages: linux-image-6.12-cloud-amd64, qemu-system-x86, busybox-static,
 //! xz-utils, e2fsprogs; and the right to read /boot and /lib/modules. A test without them fails and
 //! names the package.
 
-#[path = "../support/built.rs"]
-mod built;
 mod ext4;
 mod formats;
 mod image;
 mod initramfs;
 mod kernel_crash;
 mod label;
-#[path = "../support/once.rs"]
-mod once;
 mod our_crash;
 mod pool;
 mod quota;
 mod run;
+#[path = "../support/mod.rs"]
+mod support;
 mod ublk;
+mod vhost_user;
 mod vm;

@@ -6,7 +6,7 @@ use std::process::Command;
 use std::sync::LazyLock;
 
 use crate::run::{read, root_of_run};
-use crate::vm::{Guest, Lab, System};
+use crate::vm::{Drive, Guest, Lab, System};
 
 /// A root with the shipped binaries, the quota's drivers and the program.
 static SYSTEM: LazyLock<System> = LazyLock::new(|| {
@@ -35,7 +35,7 @@ fn a_project_s_quota_is_met_where_it_is_met_without_tidegate() {
     let lab = Lab::enter();
     let disk = lab.path("disk");
     make_disk(&disk);
-    let mut guest = Guest::boot_system(&SYSTEM, &lab, &[], Some(&disk));
+    let mut guest = Guest::boot_system(&SYSTEM, &lab, &[], Some(Drive::File(&disk)));
     guest.run("mount -t ext4 -o prjquota /dev/vda /disk && mkdir /disk/plain /disk/run");
     for (project, directory) in [(7, "plain"), (8, "run")] {
         guest.run(&format!("quota limit /dev/vda /disk/{directory} {project}"));

@@ -16,9 +16,9 @@ use tidegate_crashtest::model::crowd::PROGRAM;
 use tidegate_crashtest::model::{Kind, Model, Verdict};
 use tidegate_crashtest::sequence::{Outside, Sequence, Step};
 
-use crate::built::build_tidegate;
 use crate::initramfs::Addition;
-use crate::vm::{Guest, Lab, Nvdimm, System};
+use crate::support::built::build_tidegate;
+use crate::vm::{Drive, Guest, Lab, Nvdimm, System};
 
 /// Behind the exchange.
 const POOL_NVDIMM: usize = 1;
@@ -110,8 +110,12 @@ impl Host {
     /// A new machine, with the pool's medium where it belongs; the path of the pool.
     fn boot(&self) -> (Guest, String) {
         let nvdimms = std::slice::from_ref(&self.nvdimm);
-        let mut guest =
-            Guest::boot_system(&SYSTEM, &self.lab, nvdimms, Some(self.disk.image_path()));
+        let mut guest = Guest::boot_system(
+            &SYSTEM,
+            &self.lab,
+            nvdimms,
+            Some(Drive::File(self.disk.image_path())),
+        );
         let region = guest.region(POOL_NVDIMM);
         match self.medium {
             Medium::DaxFileSystem => {

@@ -82,6 +82,15 @@ impl Nvdimm {
     }
 }
 
+/// A disk of the guest, which has it as `/dev/vda`.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Drive<'a> {
+    /// A file of the host.
+    File(&'a Path),
+    /// The socket of a server of the host, by vhost-user.
+    VhostUser(&'a Path),
+}
+
 /// Size in bytes of the exchange, NVDIMM 0: plain memory through which data goes in and out.
 const EXCHANGE_BYTES: u64 = 64 << 20;
 
@@ -105,12 +114,12 @@ impl Guest {
         Self::boot_system(&PLAIN, lab, nvdimms, None)
     }
 
-    /// Boots a guest with the files as NVDIMMs and, if one is given, as its disk.
+    /// Boots a guest with the files as NVDIMMs and, if one is given, a disk.
     pub(crate) fn boot_system(
         system: &System,
         lab: &Lab,
         nvdimms: &[Nvdimm],
-        disk: Option<&Path>,
+        disk: Option<Drive<'_>>,
     ) -> Self {
         let initramfs = lab.path("initramfs");
         std::fs::write(&initramfs, &system.initramfs).expect("the initramfs can be written");
@@ -351,14 +360,18 @@ fn command(
     initramfs: &Path,
     console: &Path,
     nvdimms: &[&Nvdimm],
-    disk: Option<&Path>,
+    disk: Option<Drive<'_>>,
 ) -> Command {
     let mut qemu = Command::new("qemu-system-x86_64");
+    let machine = match disk {
+        Some(Drive::VhostUser(_)) => "pc,nvdimm=on,memory-backend=shared",
+        _ => "pc,nvdimm=on",
+    };
     let (memory_mib, slots) = (system.memory_mib, nvdimms.len());
     // One thread for both CPUs: with a thread each, this emulation at times runs an instruction
     // that the guest's other CPU is just patching, and the guest panics.
     qemu.args(["-accel", "tcg,thread=single", "-cpu", "max", "-smp", "2"])
-        .args(["-machine", "pc,nvdimm=on"])
+        .args(["-machine", machine])
         .args(["-m", &format!("{memory_mib}M,slots={slots},maxmem=768G")])
         .args(["-nodefaults", "-no-user-config", "-display", "none", "-no-reboot"])
         .arg("-serial")
@@ -380,9 +393,18 @@ fn command(
         };
         qemu.args(["-object", &backend, "-device", &device]);
     }
-    if let Some(disk) = disk {
-        let drive = format!("file={},format=raw,if=virtio,cache=writeback", disk.display());
-        qemu.args(["-drive", &drive]);
+    match disk {
+        None => {}
+        Some(Drive::File(path)) => {
+            let drive = format!("file={},format=raw,if=virtio,cache=writeback", path.display());
+            qemu.args(["-drive", &drive]);
+        }
+        Some(Drive::VhostUser(socket)) => {
+            let memory = format!("memory-backend-memfd,id=shared,share=on,size={memory_mib}M");
+            let socket = format!("socket,id=disk,reconnect=1,path={}", socket.display());
+            qemu.args(["-object", &memory, "-chardev", &socket]);
+            qemu.args(["-device", "vhost-user-blk-pci,chardev=disk,num-queues=2"]);
+        }
     }
     qemu.stdin(Stdio::piped()).stdout(Stdio::piped());
     qemu
