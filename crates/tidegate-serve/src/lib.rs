@@ -19,6 +19,7 @@ mod changes;
 pub mod control;
 mod error;
 mod headroom;
+mod identity;
 mod jobs;
 mod listen;
 mod log;

@@ -3,7 +3,7 @@
 use anyhow::{Context, Result};
 use tidegate_serve::vhost_user::{Options, VhostUser};
 
-use super::ublk::uuid_of;
+use super::ublk::{identity_of, uuid_of};
 use super::{Attached, Begun, FrontEnd, Offer, survives_a_kill};
 use crate::served::Reached;
 
@@ -28,6 +28,7 @@ fn attach(offer: &Offer<'_>) -> Result<Begun> {
     let options = Options {
         socket,
         serial: serial(offer),
+        identity: identity_of(&offer.served.file, offer.served.stack.description())?,
         survives_a_kill: survives_a_kill(&plan.args),
         read_only: plan.args.read_only,
         memory: offer.memory.clone(),

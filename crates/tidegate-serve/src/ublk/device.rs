@@ -13,10 +13,10 @@ use tidegate::device::BlockDevice;
 
 use super::abi::{DeviceInfo, Parameters, feature, state};
 use super::driver::{Driver, block_path, is_dead};
-use super::identity::mark_of;
 use super::parameters::{difference, parameters};
 use super::queue::{QueueParts, Switch, serve};
 use super::users::has_users;
+use crate::identity::mark_of;
 use crate::request::Rules;
 use crate::statistics::{RequestCounters, StatisticsSource};
 use crate::{LogSink, ServeError, StopHandle};

@@ -11,13 +11,12 @@
 //! Entry points: [`Ublk::start`], [`Ublk::stop`], [`delete_left`]. Inside: `device` (start and
 //! end), `driver` (the driver's commands), `queue` (a thread for each queue), `requests` (the
 //! requests of a queue, without the kernel), `request` (checks and answers), `parameters` (the
-//! device as the kernel sees it), `identity` (the pool's mark), `users` (programs that have the
+//! device as the kernel sees it), `users` (programs that have the
 //! device open), `abi` (the kernel's structs) and `ring` (`io_uring`, and all `unsafe`).
 
 mod abi;
 mod device;
 mod driver;
-mod identity;
 mod parameters;
 mod queue;
 mod request;

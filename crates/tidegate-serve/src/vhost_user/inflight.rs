@@ -13,6 +13,8 @@
 //!    of the mark are two stores: the head of the last batch is noted before the answer.
 //! 3. The version is zero while no request is in flight and the queue rests: a region whose version
 //!    is set was left by a server that was killed.
+//! 4. A machine has one disk until it is reset. Bytes that the protocol does not use have its mark,
+//!    and tell whether a kill of the last server has lost acknowledged writes.
 //!
 //! All stores are atomic, and each that ends a step has release order: a killed process leaves a
 //! prefix of its stores. An answer is a batch of one.
@@ -37,6 +39,14 @@ const LAST_HEAD_AT: u64 = 12;
 const USED_INDEX_AT: u64 = 14;
 const FRONT_BYTES: u64 = 16;
 const ENTRY_BYTES: u64 = 16;
+/// Where servers note their disk and themselves, in padding of the first entry of the first queue:
+/// a state, and two halves of the disk's mark.
+const STATE_AT: u64 = FRONT_BYTES + 1;
+const MARKS_AT: [u64; 2] = [FRONT_BYTES + 2, FRONT_BYTES + 4];
+/// The state of memory whose server loses no acknowledged write if it is killed.
+const SURVIVES: u8 = 1;
+/// The state of memory whose server loses acknowledged writes if it is killed.
+const LOSES: u8 = 2;
 const NEXT_AT: u64 = 6;
 const COUNTER_AT: u64 = 8;
 /// Regions begin at multiples of this.
@@ -45,6 +55,23 @@ const ALIGNMENT: u64 = 64;
 /// Returns the size of a queue's region.
 fn region_bytes(entries: u16) -> u64 {
     (FRONT_BYTES + ENTRY_BYTES * u64::from(entries)).next_multiple_of(ALIGNMENT)
+}
+
+/// Why a machine must not go on with a disk, until it is reset.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub(super) enum Refusal {
+    /// The machine had another disk, whose content its guest knows.
+    #[error("the machine's disk was another pool, or had another size; reset the machine")]
+    OtherDisk,
+    /// Its last server was killed, and has lost writes.
+    #[error(
+        "the machine's last server was killed, and with it writes that it had acknowledged; reset \
+         the machine"
+    )]
+    LostWrites,
+    /// The memory is not all there.
+    #[error("{0}")]
+    Broken(#[from] Fault),
 }
 
 /// The requests in flight of all queues.
@@ -99,11 +126,37 @@ impl Inflight {
         }))
     }
 
-    /// Returns whether a server was killed that used the memory.
-    pub(super) fn is_left(&self) -> bool {
-        let region = region_bytes(self.entries);
-        let version = |queue| self.load::<u16>(u64::from(queue) * region + VERSION_AT);
-        (0..self.queues).any(|queue| version(queue).unwrap_or(0) != 0)
+    /// Notes that a server of the disk with `mark` uses the memory. A kill of this server loses no
+    /// acknowledged write if `survives_a_kill` is set.
+    ///
+    /// # Errors
+    /// The machine must not go on with this disk.
+    pub(super) fn claim(&self, mark: u64, survives_a_kill: bool) -> Result<(), Refusal> {
+        let before = self.load::<u8>(STATE_AT)?;
+        for (at, shift) in MARKS_AT.into_iter().zip([0, 16]) {
+            let half = u16::try_from(mark >> shift & 0xffff).unwrap_or(0);
+            if before == 0 {
+                self.store(at, half)?;
+            } else if self.load::<u16>(at)? != half {
+                return Err(Refusal::OtherDisk);
+            }
+        }
+        if before == LOSES && self.is_left()? {
+            return Err(Refusal::LostWrites);
+        }
+        // Last: with the state, the halves of the mark are both there.
+        self.store(STATE_AT, if survives_a_kill { SURVIVES } else { LOSES })?;
+        Ok(())
+    }
+
+    /// Returns whether a server that used the memory was killed.
+    fn is_left(&self) -> Result<bool, Fault> {
+        for queue in 0..u64::from(self.queues) {
+            if self.load::<u16>(region_bytes(self.entries) * queue + VERSION_AT)? != 0 {
+                return Ok(true);
+            }
+        }
+        Ok(false)
     }
 
     /// Returns the requests in flight of queue `number`, with `entries`.

@@ -15,7 +15,7 @@ use std::time::Duration;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fd::OwnedFd;
 use rustix::io::Errno;
-use tidegate::device::BlockDevice;
+use tidegate::device::{BlockDevice, Geometry};
 use vhost::vhost_user::{BackendReqHandler, Error};
 
 use super::REQUEST_BYTES_MAX;
@@ -23,6 +23,7 @@ use super::abi::SERIAL_BYTES;
 use super::ring::Disk;
 use super::session::{Service, Session};
 use crate::budget::RequestMemory;
+use crate::identity::mark_of;
 use crate::listen::Listener;
 use crate::log::Log;
 use crate::request::Rules;
@@ -40,6 +41,8 @@ pub struct Options {
     pub socket: PathBuf,
     /// The disk's serial number for the guest; its first 20 bytes are used.
     pub serial: String,
+    /// Describes the pool: a machine goes on only with a disk that has an equal identity.
+    pub identity: String,
     /// Whether the end of the server by a kill loses no write that it has acknowledged.
     pub survives_a_kill: bool,
     /// Refuse writes, whatever the device allows.
@@ -74,11 +77,14 @@ impl VhostUser {
         let text = options.serial.as_bytes();
         let len = text.len().min(SERIAL_BYTES);
         serial[..len].copy_from_slice(&text[..len]);
+        let Geometry { blocks, block_bytes, .. } = rules.geometry;
+        let described = format!("{} {blocks} {block_bytes}", options.identity);
         let (device, counters) = (Arc::clone(device), Arc::default());
         let statistics = StatisticsSource::of(Arc::clone(&counters));
         let service = Arc::new(Service {
             disk: Arc::new(Disk { device, rules, serial, counters }),
             budget: Arc::clone(&options.memory.0),
+            mark: mark_of(&described),
             survives_a_kill: options.survives_a_kill,
             log: Arc::new(Log::new(Arc::clone(&options.log))),
         });

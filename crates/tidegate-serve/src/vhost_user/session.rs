@@ -35,6 +35,8 @@ use crate::log::Log;
 pub(super) struct Service {
     pub(super) disk: Arc<Disk>,
     pub(super) budget: Arc<Budget>,
+    /// Describes the disk: a machine has one until it is reset.
+    pub(super) mark: u64,
     /// Whether the end of a server by a kill loses no write that it has acknowledged.
     pub(super) survives_a_kill: bool,
     pub(super) log: Arc<Log>,
@@ -340,11 +342,8 @@ impl VhostUserBackendReqHandlerMut for Session {
 
     fn set_inflight_fd(&mut self, described: &VhostUserInflight, file: File) -> Result<()> {
         let inflight = Inflight::open(described, file).map_err(Error::ReqHandlerError)?;
-        if inflight.is_left() && !self.service.survives_a_kill {
-            let what = "the machine's last server was killed, and with it writes that it had \
-                        acknowledged; reset the machine";
-            return Err(Error::ReqHandlerError(io::Error::other(what)));
-        }
+        let Service { mark, survives_a_kill, .. } = *self.service;
+        inflight.claim(mark, survives_a_kill).map_err(failed)?;
         self.inflight = Some(inflight);
         Ok(())
     }

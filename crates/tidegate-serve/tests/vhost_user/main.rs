@@ -35,9 +35,11 @@ struct Served {
     survives_a_kill: bool,
     read_only: bool,
     memory_bytes: usize,
+    identity: &'static str,
 }
 
-const SERVED: Served = Served { survives_a_kill: true, read_only: false, memory_bytes: 16 << 20 };
+const SERVED: Served =
+    Served { survives_a_kill: true, read_only: false, memory_bytes: 16 << 20, identity: "a pool" };
 
 impl Scene {
     fn new(device: &Arc<dyn BlockDevice>, served: Served) -> Self {
@@ -52,6 +54,7 @@ impl Scene {
         let options = Options {
             socket: self.socket(),
             serial: "0123456789abcdefghijklmn".into(),
+            identity: served.identity.into(),
             survives_a_kill: served.survives_a_kill,
             read_only: served.read_only,
             memory: RequestMemory::new(served.memory_bytes),

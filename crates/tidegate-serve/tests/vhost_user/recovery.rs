@@ -57,7 +57,7 @@ fn a_server_that_stops_costs_a_machine_a_pause() {
 #[test]
 fn a_machine_is_refused_if_its_last_server_lost_writes() {
     let device = blocks(512, 1 << 20);
-    let scene = Scene::new(&device, Served { survives_a_kill: false, ..SERVED });
+    let mut scene = Scene::new(&device, Served { survives_a_kill: false, ..SERVED });
     let memory = Memory::new();
     let mut monitor = Monitor::connect(&scene.socket(), DRIVER_FEATURES);
     let inflight = monitor.inflight();
@@ -68,13 +68,45 @@ fn a_machine_is_refused_if_its_last_server_lost_writes() {
     // What the memory is while the server runs, as a kill leaves it.
     let left = copy(&inflight.1);
     drop(monitor);
-    let mut monitor = Monitor::connect(&scene.socket(), DRIVER_FEATURES);
-    assert!(monitor.start(&memory, Some(&(inflight.0, left)), 1).is_err());
-    drop(monitor);
+    // Also by a server that would lose none.
+    for survives_a_kill in [false, true] {
+        scene.served = None;
+        scene.serve(&device, Served { survives_a_kill, ..SERVED });
+        let mut monitor = Monitor::connect(&scene.socket(), DRIVER_FEATURES);
+        let left = (inflight.0, left.try_clone().expect("a descriptor"));
+        assert!(monitor.start(&memory, Some(&left), 1).is_err());
+    }
     let mut monitor = Monitor::connect(&scene.socket(), DRIVER_FEATURES);
     monitor.start(&memory, Some(&inflight), 1).expect("the end of a connection loses nothing");
     let lines = scene.log.lock().clone();
     assert!(lines.iter().any(|line| line.contains("reset the machine")), "{lines:?}");
+}
+
+/// A guest knows what is on its disk.
+#[test]
+fn a_machine_does_not_go_on_with_another_disk() {
+    let device = blocks(512, 1 << 20);
+    let mut scene = Scene::new(&device, SERVED);
+    let memory = Memory::new();
+    let mut monitor = Monitor::connect(&scene.socket(), DRIVER_FEATURES);
+    let inflight = monitor.inflight();
+    monitor.start(&memory, Some(&inflight), 0).expect("started");
+    let other = Served { identity: "another pool", ..SERVED };
+    for (device, served) in [(&device, other), (&blocks(512, 2 << 20), SERVED)] {
+        scene.served = None;
+        scene.serve(device, served);
+        let mut monitor = Monitor::connect(&scene.socket(), DRIVER_FEATURES);
+        assert!(monitor.start(&memory, Some(&inflight), 0).is_err());
+    }
+    scene.served = None;
+    let lines = scene.log.lock().clone();
+    assert!(
+        lines.len() == 2 && lines.iter().all(|line| line.contains("another pool")),
+        "{lines:?}"
+    );
+    scene.serve(&device, SERVED);
+    let mut monitor = Monitor::connect(&scene.socket(), DRIVER_FEATURES);
+    monitor.start(&memory, Some(&inflight), 0).expect("the disk is back");
 }
 
 /// Returns another file with the same bytes.

@@ -1,7 +1,8 @@
-//! The mark by which a server finds the device of an earlier server of the same pool.
+//! The mark that tells a server whether an earlier one had the same pool.
 //!
-//! The driver keeps one number for the server of each device, as long as the device exists. So the
-//! mark is where the device is: there is no file that could speak of a device that is gone.
+//! The ublk driver keeps one number for the server of each device, and a virtual machine some bytes
+//! for the server of its disk, as long as these exist. So the mark is where the device is: there is
+//! no file that could speak of a device that is gone.
 
 /// Begins each mark: the upper 16 bits.
 const MAGIC: u64 = 0x5447 << 48;
@@ -9,7 +10,7 @@ const HASH_MASK: u64 = (1 << 48) - 1;
 
 /// Returns the mark of the devices of the pool that `identity` describes. Marks are the same in all
 /// releases, since a newer server takes devices of an older one up.
-pub(super) fn mark_of(identity: &str) -> u64 {
+pub(crate) fn mark_of(identity: &str) -> u64 {
     MAGIC | (fnv_1a(identity.as_bytes()) & HASH_MASK)
 }
 
