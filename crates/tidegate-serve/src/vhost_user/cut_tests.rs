@@ -1,15 +1,17 @@
-//! Kills of a server at each store to the requests in flight.
+//! Kills of a server at each store to the requests in flight, and a guest without a pause.
 
 use std::fs::File;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicU16, Ordering};
 
 use parking_lot::{Mutex, RwLock};
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestRunner};
 use rustix::event::{PollFd, PollFlags, poll};
 use tidegate::device::memory::MemoryDevice;
-use tidegate::device::{BlockDevice, BlockDeviceExt, Geometry, Operation, Result};
+use tidegate::device::{
+    Attempt, BlockDevice, BlockDeviceExt, Context, Geometry, Operation, Result,
+};
 use vhost::vhost_user::message::VhostUserInflight;
 use virtio_queue::{Queue, QueueT};
 use vm_memory::GuestAddress;
@@ -38,7 +40,7 @@ impl BlockDevice for Slow {
 }
 
 struct Machine {
-    memory: Memory,
+    memory: Arc<Memory>,
     inflight: (VhostUserInflight, File),
     device: Arc<dyn BlockDevice>,
 }
@@ -48,8 +50,11 @@ impl Machine {
         let device = MemoryDevice::new(512, 256).expect("a device");
         let device: Arc<dyn BlockDevice> =
             if is_slow { Arc::new(Slow(device)) } else { Arc::new(device) };
-        let inflight = Inflight::create(1, ENTRIES).expect("memory");
-        Self { memory: Memory::new(), inflight, device }
+        Self::with(Arc::new(Memory::new()), device)
+    }
+
+    fn with(memory: Arc<Memory>, device: Arc<dyn BlockDevice>) -> Self {
+        Self { memory, inflight: Inflight::create(1, ENTRIES).expect("memory"), device }
     }
 
     /// Returns the ring of a server that makes `stores` to the requests in flight.
@@ -147,4 +152,44 @@ fn a_kill_at_any_store_loses_and_repeats_no_answer() {
             Ok(())
         })
         .expect("no case fails");
+}
+
+/// A device whose guest has the next request ready whenever one is answered.
+struct Busy {
+    memory: Arc<Memory>,
+    device: MemoryDevice,
+    requests: AtomicU16,
+}
+
+impl BlockDevice for Busy {
+    fn geometry(&self) -> Geometry {
+        self.device.geometry()
+    }
+
+    fn run(&self, operation: &mut Operation<'_>) -> Result<()> {
+        let next = self.requests.fetch_add(1, Ordering::Relaxed) % SLOTS;
+        self.memory.submit(next, WRITE, 0, &[1; 512], 0);
+        self.device.run(operation)
+    }
+
+    fn attempt(&self, operation: &mut Operation<'_>, _context: Context) -> Attempt {
+        Attempt::Done(self.run(operation))
+    }
+}
+
+#[test]
+fn a_turn_ends_although_the_guest_asks_for_more() {
+    let memory = Arc::new(Memory::new());
+    let device = MemoryDevice::new(512, 256).expect("a device");
+    let busy = Busy { memory: Arc::clone(&memory), device, requests: AtomicU16::new(1) };
+    let machine = Machine::with(memory, Arc::new(busy));
+    machine.memory.submit(0, WRITE, 0, &[1; 512], 0);
+    let mut ring = machine.server(u64::MAX);
+    for turns in 1..4 {
+        ring.turn(false);
+        assert_eq!(machine.memory.used(), turns * ENTRIES);
+        assert!(ring.has_more());
+    }
+    ring.turn(true);
+    assert_eq!(ring.in_flight(), 0);
 }

@@ -4,8 +4,10 @@
 //! 1. Each request that is taken from the queue gets exactly one answer, which is in the guest's
 //!    memory before the guest is notified.
 //! 2. The thread never waits for the device: a request that has to wait is started.
-//! 3. After a [`Fault`] of the guest no more requests are taken. Those at the device are answered.
-//! 4. A request in flight is marked in the machine's memory (`inflight`), if the machine has some.
+//! 3. A turn ends, whatever the guest does meanwhile: it takes at most as many requests as there
+//!    are entries in the queue.
+//! 4. After a [`Fault`] of the guest no more requests are taken. Those at the device are answered.
+//! 5. A request in flight is marked in the machine's memory (`inflight`), if the machine has some.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -126,6 +128,7 @@ impl Ring {
         ring.fault = ring.take_up().err();
         ring
     }
+
     /// Takes the requests up that a killed server has not answered.
     fn take_up(&mut self) -> std::result::Result<(), Fault> {
         let guest = self.guest();
@@ -204,7 +207,11 @@ impl Ring {
             self.arrive(guest, head)?;
         }
         self.has_more = false;
-        while self.may_take() && !is_leaving {
+        // A guest may ask for more as long as it gets answers: others have to go on meanwhile.
+        for _ in 0..self.taken.len() {
+            if !self.may_take() || is_leaving {
+                return Ok(());
+            }
             let Some(head) = self.next_head(guest)? else {
                 let queue = &mut self.parts.queue;
                 let more = queue.enable_notification(guest.memory()).map_err(|_| Fault::Queue)?;
@@ -216,6 +223,7 @@ impl Ring {
             }
             self.arrive(guest, head)?;
         }
+        self.has_more = true;
         Ok(())
     }
 
