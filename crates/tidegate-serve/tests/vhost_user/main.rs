@@ -3,6 +3,7 @@
 mod hostile;
 mod machine;
 mod memory;
+mod others;
 mod recovery;
 
 use std::path::PathBuf;
