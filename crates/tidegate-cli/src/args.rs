@@ -18,7 +18,7 @@ use tidegate_serve::nbd::ListenAddress;
 use crate::log::{Format, Level};
 
 /// Durable writes on persistent memory: for programs as they are, or as crash-safe block devices
-/// served over NBD.
+/// for this machine, for virtual machines and over NBD.
 #[derive(Debug, Parser)]
 #[command(name = "tidegate", version, propagate_version = true, arg_required_else_help = true)]
 #[command(
@@ -72,7 +72,8 @@ pub(crate) enum Command {
     Info(InfoArgs),
     /// Look for damage in a pool, and repair it
     Check(CheckArgs),
-    /// Serve a pool, or several, as network block devices (NBD) or block devices of this machine
+    /// Serve a pool, or several, as network block devices (NBD), block devices of this machine, or
+    /// disks of virtual machines
     Serve(Box<ServeArgs>),
     /// Make a pool a block device of this machine, by a server in the background
     Attach(AttachArgs),
@@ -93,6 +94,8 @@ pub(crate) enum Command {
     Stat(StatArgs),
     /// List the served pools of this machine, with those that are down
     List(ListArgs),
+    /// Look for the parts of this machine that the commands need, and name the missing ones
+    Doctor(DoctorArgs),
     /// Have servers read their configuration file again: devices come, go and change
     Reload(ReloadArgs),
     /// Copy a served pool, or its backing, as it is at one instant
@@ -679,6 +682,20 @@ pub(crate) struct ListArgs {
     /// Print a line with commas for each device, below a line with the names of the columns
     #[arg(long)]
     pub(crate) csv: bool,
+}
+
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:
+  tidegate doctor
+  sudo tidegate doctor
+  tidegate doctor --json | jq '.findings[] | select(.state != \"ok\")'
+
+Looks at this machine and changes nothing. As root it also tries what only root may do, such as the \
+ublk driver. The state of a topic is ok, limited or missing; the line below says what to do.")]
+pub(crate) struct DoctorArgs {
+    /// Print one JSON object
+    #[arg(long)]
+    pub(crate) json: bool,
 }
 
 #[derive(Debug, Args)]

@@ -17,6 +17,7 @@ mod allocator;
 mod backlog;
 mod cleaner;
 mod copies;
+mod coverage;
 mod filter;
 mod held;
 mod inherited;
@@ -48,13 +49,14 @@ mod tree;
 mod trial;
 mod writeback;
 
+pub use coverage::{Coverage, coverage};
 pub use filter::{Filter, Scope};
 pub use launcher::{Launch, Plan, SIGNAL_STATUS, caught_of};
 pub use mounted::Mounted;
 pub use opening::{RecoverOptions, discard, log_in_use};
 pub use paths::{
-    Lock, PoolPaths, default_pool, existing_log, has_open, inspect_pool, is_empty, is_locked,
-    open_pool_file, pool_identity, prepare_pool, socket_directories, socket_directory,
+    Lock, PoolPaths, dax_mounts, default_pool, existing_log, has_open, inspect_pool, is_empty,
+    is_locked, open_pool_file, pool_identity, prepare_pool, socket_directories, socket_directory,
 };
 pub use preload::{Choice, Library, environment, preloaded};
 pub use program::{Program, ProgramError};

@@ -60,7 +60,7 @@ fn open_on(mount: &Mount) -> Option<File> {
 }
 
 /// Returns the writable mounts of file systems on disks, from the text of `mountinfo`.
-fn writable_mounts(mounts: &[u8]) -> impl Iterator<Item = Mount> {
+pub(crate) fn writable_mounts(mounts: &[u8]) -> impl Iterator<Item = Mount> {
     let is_of_disk = |mount: &Mount| !is_remote_name(&mount.kind) && mount.kind != "autofs";
     Mount::all_in(mounts).filter(move |mount| mount.is_writable && is_of_disk(mount))
 }

@@ -40,9 +40,8 @@ fn user() -> u32 {
 /// # Errors
 /// Fails if there is no such file system, or the directory cannot be made or is not the user's own.
 pub fn default_pool() -> Result<PathBuf> {
-    let mounts = std::fs::read("/proc/mounts").unwrap_or_default();
     let writable = |mount: &PathBuf| rustix::fs::access(mount, Access::WRITE_OK).is_ok();
-    let dax = dax_mounts(&mounts).into_iter().find(writable);
+    let dax = dax_mounts().into_iter().find(writable);
     let Some(mount) = dax else {
         bail!(
             "there is no persistent memory here that user {} may write to (a DAX file system); without it \
@@ -60,8 +59,14 @@ fn shared_directory() -> PathBuf {
     Path::new(SHARED_MEMORY).join(format!("tidegate-{}", user()))
 }
 
+/// Returns the mount points of DAX file systems.
+#[must_use]
+pub fn dax_mounts() -> Vec<PathBuf> {
+    dax_mounts_in(&std::fs::read("/proc/mounts").unwrap_or_default())
+}
+
 /// Returns the mount points of DAX file systems in the text of `/proc/mounts`.
-fn dax_mounts(mounts: &[u8]) -> Vec<PathBuf> {
+fn dax_mounts_in(mounts: &[u8]) -> Vec<PathBuf> {
     mounts.split(|byte| *byte == b'\n').filter_map(dax_mount).collect()
 }
 
@@ -514,7 +519,7 @@ mod tests {
             /dev/pmem1 /mnt/never xfs rw,dax=never,inode64 0 0\n\
             /dev/pmem2 /mnt/old xfs rw,dax 0 0\n\
             host /mnt/share virtiofs rw,dax 0 0\nbroken";
-        assert_eq!(dax_mounts(mounts), [PathBuf::from("/mnt/a b"), PathBuf::from("/mnt/old")]);
+        assert_eq!(dax_mounts_in(mounts), [PathBuf::from("/mnt/a b"), PathBuf::from("/mnt/old")]);
     }
 
     #[test]

@@ -9,6 +9,7 @@ mod config;
 mod create;
 mod destage;
 mod detach;
+mod doctor;
 mod flush;
 mod info;
 mod list;
@@ -47,6 +48,7 @@ pub(crate) fn run(cli: Cli) -> anyhow::Result<ExitCode> {
         Command::Flush(args) => flush::run(&args),
         Command::Stat(args) => stat::run(&args),
         Command::List(args) => list::run(&args),
+        Command::Doctor(args) => doctor::run(&args),
         Command::Reload(args) => reload::run(&args),
         Command::Snapshot(args) => snapshot::run(&args),
         Command::Top(args) => top::run(&args),

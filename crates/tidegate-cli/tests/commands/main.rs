@@ -17,6 +17,7 @@ mod control;
 mod damaged_log;
 mod dependencies;
 mod docs;
+mod doctor;
 mod install;
 mod keep_dirty;
 mod killed_cache;
