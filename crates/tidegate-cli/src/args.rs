@@ -72,6 +72,8 @@ pub(crate) enum Command {
     Info(InfoArgs),
     /// Look for damage in a pool, and repair it
     Check(CheckArgs),
+    /// Make a pool of libpmemblk a btt pool, in place
+    Convert(ConvertArgs),
     /// Serve a pool, or several, as network block devices (NBD), block devices of this machine, or
     /// disks of virtual machines
     Serve(Box<ServeArgs>),
@@ -270,6 +272,23 @@ pub(crate) struct CheckArgs {
     /// Print one JSON object
     #[arg(long)]
     pub(crate) json: bool,
+    #[command(flatten)]
+    pub(crate) memory: MemoryArgs,
+}
+
+/// Arguments of `tidegate convert`.
+#[derive(Debug, Args)]
+#[command(after_help = "Examples: of a pool at /mnt/pmem:
+  tidegate convert /mnt/pmem/blocks
+
+A pool of libpmemblk (PMDK 1.x) need not be converted: `tidegate serve` serves it as it is, and \
+libpmemblk can open it afterwards. A converted pool is a BTT of version 1.1, which the Linux kernel \
+knows and libpmemblk does not. No data is copied: only headers are written. The blocks must have 512 \
+or 4096 bytes, and the pool must not be in use. A conversion that was cut off is completed by the \
+same command.")]
+pub(crate) struct ConvertArgs {
+    /// The pool's file or devdax device
+    pub(crate) pool: PathBuf,
     #[command(flatten)]
     pub(crate) memory: MemoryArgs,
 }

@@ -14,6 +14,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow, bail};
 use rustix::time::{ClockId, Timespec, clock_gettime};
+use tidegate::btt::Version;
 use tidegate::locking::{LockMode, lock_within};
 use tidegate::log::recover::{
     ApplyOptions, Failure, LocalFiles, NamesDone, Outcome, Progress, Recovered, plan_pool,
@@ -101,6 +102,7 @@ fn open_or_make(path: &Path) -> Result<LogPool> {
             return log_in(region);
         }
         PoolKind::Unknown(found) => found.to_string(),
+        PoolKind::Btt(Version::Libpmemblk) => "a libpmemblk pool".into(),
         PoolKind::Btt(_) => "a btt pool".into(),
     };
     bail!("{} holds {other}, no log pool; name another path by --pool", path.display())

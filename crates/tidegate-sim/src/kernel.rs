@@ -5,8 +5,8 @@
 //!
 //! Where they differ: Linux compares map and flog without flag bits and, when it completes a map
 //! entry, marks it normal. libpmemblk compares and stores entries including flags, so that a flog
-//! entry without flags (all that Linux and Tidegate write) never matches a map entry. libpmemblk
-//! cannot complete the interrupted writes of Linux and Tidegate.
+//! entry without flags never matches a map entry: libpmemblk cannot complete interrupted writes in
+//! the BTTs of Linux. Tidegate writes the flags in a pool of libpmemblk only.
 
 use std::ops::Range;
 
@@ -70,12 +70,16 @@ fn fletcher64(page: &[u8]) -> u64 {
 }
 
 impl Layout {
-    /// Finds the arena: version 1.1 at 4 KiB, else version 2.0 at 0.
+    /// Finds the arena: version 1.1 at 4 KiB, else version 2.0 at 0, or at 8 KiB in a pool of
+    /// libpmemblk.
     ///
     /// # Errors
     /// Describes the first field that does not fit the format.
     pub fn find(image: &[u8]) -> Result<Self, String> {
-        let candidates = [(PAGE, (1, 1)), (0, (2, 0))];
+        let is_libpmemblk = image.starts_with(b"PMEMBLK\0");
+        let in_libpmemblk = &[(2 * PAGE, (1, 1))];
+        let others = &[(PAGE, (1, 1)), (0, (2, 0))];
+        let candidates = if is_libpmemblk { &in_libpmemblk[..] } else { &others[..] };
         let mut found = candidates.iter().filter_map(|&(base, version)| {
             let page = image.get(base..base + PAGE)?;
             page.starts_with(b"BTT_ARENA_INFO\0\0").then_some((base, page, version))
@@ -89,7 +93,10 @@ impl Layout {
         if size_at(page, PAGE - 8)? as u64 != fletcher64(page) {
             return Err("the info block's checksum is wrong".to_owned());
         }
-        Self::parse(page, base)
+        let layout = Self::parse(page, base)?;
+        let lba_bytes = u32_at(page, 56)? as usize;
+        let block_bytes = if is_libpmemblk { lba_bytes } else { layout.block_bytes };
+        Ok(Self { block_bytes, ..layout })
     }
 
     fn parse(page: &[u8], base: usize) -> Result<Self, String> {

@@ -102,7 +102,7 @@ pub type PeerRead = fn(&mut [u8]) -> Result<Vec<u8>, String>;
 pub struct BttSubject {
     options: BttOptions,
     region_bytes: u64,
-    peers: [Peer; 3],
+    peers: &'static [Peer],
 }
 
 impl BttSubject {
@@ -123,17 +123,22 @@ impl BttSubject {
     ) -> Self {
         let (uuid, parent_uuid) = ([7; 16], [0; 16]);
         let options = BttOptions { lba_bytes, version, uuid, parent_uuid, lanes, flog_slots };
-        // Two info blocks, a page each of flog and map, and one before the arena of version 1.1.
-        let fixed_bytes = if version == Version::V1_1 { 5 * 4096 } else { 4 * 4096 };
+        // Two info blocks, a page each of flog and map, and the pages before the arena.
+        let fixed_bytes = match version {
+            Version::V2_0 => 4 * 4096,
+            Version::V1_1 => 5 * 4096,
+            Version::Libpmemblk => 6 * 4096,
+        };
         let data_bytes =
             (u64::from(blocks + lanes) * u64::from(lba_bytes + 4)).next_multiple_of(4096);
-        Self { options, region_bytes: fixed_bytes + data_bytes, peers: PEERS }
+        let peers = if version == Version::Libpmemblk { LIBPMEMBLK_PEERS } else { PEERS };
+        Self { options, region_bytes: fixed_bytes + data_bytes, peers }
     }
 }
 
 /// The kernel, on our flog and on one with libpmemblk's flags; libpmemblk, which needs its flags to
 /// complete a write.
-const PEERS: [Peer; 3] = [
+const PEERS: &[Peer] = &[
     Peer { name: "the kernel", read: |image| recover_and_read(image, Dialect::Linux) },
     Peer {
         name: "the kernel with flags in the flog",
@@ -149,6 +154,13 @@ const PEERS: [Peer; 3] = [
             recover_and_read(image, Dialect::Libpmemblk)
         },
     },
+];
+
+/// The readers of a pool of libpmemblk: that library, which must complete all writes of our flog as
+/// it is, and the kernel after a conversion.
+const LIBPMEMBLK_PEERS: &[Peer] = &[
+    Peer { name: "libpmemblk", read: |image| recover_and_read(image, Dialect::Libpmemblk) },
+    Peer { name: "the kernel", read: |image| recover_and_read(image, Dialect::Linux) },
 ];
 
 /// The DRAM tier `transit` over a BTT. A crash loses the tier's content.
@@ -252,7 +264,7 @@ impl Subject for BttSubject {
     }
 
     fn peers(&self) -> &[Peer] {
-        &self.peers
+        self.peers
     }
 
     fn region_bytes(&self) -> u64 {

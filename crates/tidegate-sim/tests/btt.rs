@@ -153,6 +153,33 @@ fn p4_zeroes_discards_and_flushes_sampled() {
     });
 }
 
+/// Pools of libpmemblk, which must find every acknowledged write: its recovery compares flags.
+#[test]
+fn p1_p2_pools_of_libpmemblk_sampled() {
+    let mixture =
+        Mix { threads: 2, ops: 8, lbas: LBAS, blocks_max: 2, reads_pct: 10, others_pct: 25 };
+    seeded("p1_p2_pools_of_libpmemblk_sampled", 120, |seed| {
+        let (version, slots) = (Version::Libpmemblk, FlogSlots::ZeroOne);
+        let subject = BttSubject::with_lba_bytes(512, 20, 3, version, slots);
+        let plan = mixture.plan(&mut Random::new(seed), &mut 100);
+        let mut explorer = Explorer::new(&subject, pool(&subject), 2, SAMPLE).unwrap();
+        explorer.sampled(&plan, seed).map(|()| explorer.stats())
+    });
+}
+
+/// Zeroing by one thread beside writes to the same block by another: the flags in the map may not
+/// be durable when the write replaces them.
+#[test]
+fn p1_p2_a_zeroed_block_of_libpmemblk_is_written_again() {
+    let subject = BttSubject::new(20, 3, Version::Libpmemblk, FlogSlots::ZeroOne);
+    let zero = Step { op: Op::WriteZeroes { lba: 0, may_unmap: true }, ordinal: 2 };
+    let plan = vec![vec![zero], vec![write(0, 101, 0), write(0, 102, 1)]];
+    let mut explorer = Explorer::new(&subject, pool(&subject), plan.len(), ENUMERATE).unwrap();
+    if let Err(failure) = explorer.exhaustive(&plan, 2) {
+        panic!("{failure}");
+    }
+}
+
 #[test]
 fn p6_kills_power_cuts_and_recoveries_in_turn() {
     let mixture =

@@ -15,6 +15,7 @@ use std::sync::Arc;
 
 use anyhow::{Context, Result, bail};
 use rustix::fs::{FallocateFlags, StatVfsMountFlags};
+use tidegate::btt::Version;
 use tidegate::dram::{Policy, TierSpec};
 use tidegate::log::LogEngine;
 use tidegate::opening::{self, Expected};
@@ -184,6 +185,9 @@ fn refuse_content(region: &Region, path: &Path) -> Result<()> {
                 "{} already holds {content}, no pool; choose another path (--force would destroy that)",
                 path.display()
             )
+        }
+        Ok(PoolKind::Btt(Version::Libpmemblk)) => {
+            "a libpmemblk pool, which can be served as it is".to_owned()
         }
         Ok(_) => match REGISTRY.identify(region) {
             Ok(engine) => format!("a {engine} pool"),

@@ -6,6 +6,7 @@ pub(crate) mod backings;
 mod beside;
 mod check;
 mod config;
+mod convert;
 mod create;
 mod destage;
 mod detach;
@@ -39,6 +40,7 @@ pub(crate) fn run(cli: Cli) -> anyhow::Result<ExitCode> {
         Command::Config { command } => return config::run(&command),
         Command::Run(args) => return run::run(&args),
         Command::Backings => backings::run(),
+        Command::Convert(args) => convert::run(&args),
         Command::Create(args) => create::run(&args),
         Command::Info(args) => info::run(&args),
         Command::Serve(args) => serve::run(&args),

@@ -87,7 +87,7 @@ fn may_be_supervised(path: &Path) -> Result<bool> {
     let file = open_pool_file(path)?;
     let found = glance(&file).with_context(|| format!("cannot read {}", path.display()))?;
     Ok(match found {
-        Glance::Btt => false,
+        Glance::Btt(_) => false,
         Glance::Tidegate(Some(_)) => {
             REGISTRY.of_glance(found).is_some_and(|engine| engine.traits().keeps_files)
         }

@@ -5,6 +5,8 @@
 mod behind;
 #[path = "../support/nbd.rs"]
 mod nbd;
+#[path = "../support/pmemblk.rs"]
+mod pmemblk;
 #[path = "../support/mod.rs"]
 mod support;
 
@@ -21,6 +23,7 @@ mod doctor;
 mod install;
 mod keep_dirty;
 mod killed_cache;
+mod libpmemblk;
 mod list;
 mod log_device;
 mod memory;

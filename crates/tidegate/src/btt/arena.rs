@@ -7,7 +7,7 @@ use super::BttError;
 use super::bitmap::Bitmap;
 use super::flog::Flog;
 use super::lane::Lanes;
-use super::layout::{FlogSlots, MAP_ENTRY_BYTES, MapEntry, MapState};
+use super::layout::{FlogSlots, MAP_ENTRY_BYTES, MapEntry, MapState, Version};
 use super::map::Map;
 use crate::pmem::{PmemError, Region};
 use crate::tier::version_locks::VersionLocks;
@@ -23,6 +23,8 @@ pub(super) struct Arena {
     pub(super) region: Arc<Region>,
     /// Number of the arena, from 0.
     pub(super) number: usize,
+    /// Version of the format.
+    pub(super) version: Version,
     /// Number of its lbas.
     pub(super) lbas: u32,
     /// Number of its blocks, the lanes' free ones included.
@@ -123,12 +125,20 @@ impl Arena {
     #[cold]
     fn mark_lost(&self, lba: u32) -> Result<()> {
         let (entry, block) = self.map().load_block(lba)?;
-        if entry.state() == MapState::Normal {
-            self.map().store(lba, MapEntry::error(block))?;
-            self.map().write_back(lba)?;
-            self.region.fence()?;
-        }
-        Ok(())
+        if entry.state() == MapState::Normal { self.store_error(lba, block) } else { Ok(()) }
+    }
+
+    /// Lets reads of `lba` fail until it is written; durable on return.
+    pub(super) fn set_error(&self, lba: u32) -> Result<()> {
+        let _guard = self.lba_locks.lock(lba, || self.region.relax());
+        let (_, block) = self.map().load_block(lba)?;
+        self.store_error(lba, block)
+    }
+
+    fn store_error(&self, lba: u32, block: u32) -> Result<()> {
+        self.map().store(lba, MapEntry::error(block))?;
+        self.map().write_back(lba)?;
+        Ok(self.region.fence()?)
     }
 
     /// Makes the blocks of `lbas` read as zeroes, by the map alone; durable on return.

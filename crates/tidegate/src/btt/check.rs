@@ -6,13 +6,13 @@
 
 use std::collections::BTreeMap;
 
-use super::BttError;
 use super::info::{FoundArena, probe, read_info, read_uncut};
 use super::layout::{
     ARENA_BYTES_MIN, FLAG_ERROR, FLOG_GROUP_BYTES, Info, MAP_ENTRY_BYTES, MapState, PAGE_BYTES,
-    Version, arena_sizes, data_bytes,
+    Version, arena_sizes,
 };
 use super::survey::{Items, LaneState, MapSurvey, NAMED_MAX, Remedy, Survey, Unfinished};
+use super::{BttError, pmemblk, unwritten};
 use crate::pmem::{PmemError, Region};
 use crate::tier::{OnProgress, Progress};
 
@@ -44,6 +44,12 @@ pub enum Finding {
         reason: String,
         /// Whether the other copy is whole.
         other_copy_whole: bool,
+    },
+    /// The header of the pool of libpmemblk before the BTT is damaged.
+    #[error("{reason}")]
+    PoolDamaged {
+        /// The fault.
+        reason: String,
     },
     /// Both info blocks are valid but differ.
     #[error("arena {arena}: the two info blocks differ")]
@@ -173,6 +179,15 @@ impl Report {
         self.faults == 0
     }
 
+    /// Adds the fault of the header before the BTT, if the pool is one of libpmemblk.
+    fn add_pool_fault(&mut self, first: &FoundArena<'_>) {
+        if first.version == Version::Libpmemblk
+            && let Err(error) = pmemblk::expect_own(first.region, &first.info)
+        {
+            self.add(Finding::PoolDamaged { reason: error.to_string() });
+        }
+    }
+
     fn add(&mut self, finding: Finding) {
         self.faults += 1;
         if self.findings.len() < FINDINGS_MAX {
@@ -188,6 +203,10 @@ impl Report {
 /// [`BttError::NotFound`] or [`BttError::InfoLost`] if neither copy of the first arena's info block
 /// can be used. Damage is not an error but a finding.
 pub fn check(region: &Region, progress: OnProgress<'_>) -> Result<Report, BttError> {
+    let is_libpmemblk = probe(region)? == Some(Version::Libpmemblk);
+    if is_libpmemblk && unwritten::is_unwritten(region).unwrap_or(false) {
+        return Ok(Report::default());
+    }
     let (_, arenas, mut report) = find_arenas(region)?;
     let total = arenas.iter().map(|found| u64::from(found.info.external_nlba.get())).sum();
     let mut done = 0;
@@ -210,14 +229,20 @@ pub(super) fn is_traceable(region: &Region) -> bool {
 pub(super) fn find_arenas(
     region: &Region,
 ) -> Result<(Version, Vec<FoundArena<'_>>, Report), BttError> {
-    for version in [Version::V1_1, Version::V2_0] {
+    let probed = probe(region)?;
+    let possible = match probed {
+        Some(Version::Libpmemblk) => &[Version::Libpmemblk][..],
+        _ => &[Version::V1_1, Version::V2_0],
+    };
+    for &version in possible {
         let mut report = Report::default();
         let arenas = walk(region, version, &mut report);
-        if !arenas.is_empty() {
+        if let Some(first) = arenas.first() {
+            report.add_pool_fault(first);
             return Ok((version, arenas, report));
         }
     }
-    match probe(region)? {
+    match probed {
         Some(version) => {
             let offset = version.base();
             let first = read_uncut(region, version, 0, offset)?;
@@ -234,7 +259,7 @@ fn walk<'a>(region: &'a Region, version: Version, report: &mut Report) -> Vec<Fo
     let mut base = version.base();
     let mut size_bytes = None;
     while let Some(info) = read_copies(region, version, arenas.len(), base, size_bytes, report) {
-        arenas.push(FoundArena { region, base, info });
+        arenas.push(FoundArena { region, version, base, info });
         match info.nextoff.get() {
             0 => break,
             next => {
@@ -450,11 +475,11 @@ fn remedy_words(remedy: &Remedy) -> String {
 
 /// Returns whether data block `block` has only zeroes. Bytes that cannot be read count as zeroes.
 fn is_zero(found: &FoundArena<'_>, block: u32) -> bool {
-    let FoundArena { region, base, info } = found;
+    let FoundArena { region, version, base, info } = found;
     let block_bytes = u64::from(info.internal_lbasize.get());
     let offset = base + info.dataoff.get() + u64::from(block) * block_bytes;
     let mut bytes = [0; 64];
-    let data_bytes = u64::from(data_bytes(info.external_lbasize.get()));
+    let data_bytes = u64::from(version.data_bytes(info.external_lbasize.get()));
     let is_zero = (0..data_bytes).step_by(bytes.len()).all(|at| {
         region.read(offset + at, &mut bytes).is_err() || bytes.iter().all(|&byte| byte == 0)
     });

@@ -4,23 +4,24 @@ use zerocopy::{FromZeros, IntoBytes};
 
 use super::flog::unused_group;
 use super::layout::{
-    ARENA_BYTES_MIN, ArenaPlan, FLOG_GROUP_BYTES, FlogSlot, FlogSlots, Info, LANES, LBA_SIZES,
+    ARENA_BYTES_MIN, ArenaPlan, FLOG_GROUP_BYTES, FlogSlot, FlogSlots, Info, LANES,
     MAP_ENTRY_BYTES, PAGE_BYTES, SIGNATURE, Version, arena_sizes,
 };
-use super::{BttError, Summary};
+use super::{BttError, Summary, pmemblk};
 use crate::pmem::Region;
 
 /// How to create a BTT.
 #[derive(Debug, Clone)]
 pub struct BttOptions {
-    /// External lba size in bytes, one of [`LBA_SIZES`]: 4096, for example, or 4104 for 8 bytes of
-    /// metadata in each block.
+    /// External lba size in bytes, one of [`LBA_SIZES`](super::LBA_SIZES): 4096, for example, or
+    /// 4104 for 8 bytes of metadata in each block. A pool of libpmemblk has blocks of any size.
     pub lba_bytes: u32,
     /// Version of the format.
     pub version: Version,
     /// The device's UUID.
     pub uuid: [u8; 16],
-    /// UUID of the namespace that holds the BTT; all zero suits any namespace.
+    /// UUID of the namespace that holds the BTT; all zero suits any namespace. In a pool of
+    /// libpmemblk, that pool's UUID.
     pub parent_uuid: [u8; 16],
     /// Lanes of an arena, 1 to 256. The kernel makes 256. With fewer lanes the 16 MiB minimum of an
     /// arena does not apply, which is for simulation.
@@ -43,15 +44,27 @@ impl Default for BttOptions {
 }
 
 impl BttOptions {
+    /// Returns the options of a new pool of libpmemblk with blocks of `block_bytes`.
+    pub fn libpmemblk(block_bytes: u32) -> Self {
+        Self {
+            lba_bytes: block_bytes,
+            version: Version::Libpmemblk,
+            parent_uuid: *uuid::Uuid::new_v4().as_bytes(),
+            ..Self::default()
+        }
+    }
+
     fn arena_bytes_min(&self) -> u64 {
         if self.lanes < LANES { 4 * PAGE_BYTES } else { ARENA_BYTES_MIN }
     }
 
-    fn plans(&self, region_bytes: u64) -> Option<Vec<ArenaPlan>> {
+    /// Returns the arenas of a region of `region_bytes`, or `None` if it is too small for any.
+    pub(super) fn plans(&self, region_bytes: u64) -> Option<Vec<ArenaPlan>> {
+        let block_bytes = self.version.stored_bytes(self.lba_bytes)?;
         let space_bytes = region_bytes.checked_sub(self.version.base())?;
         let plans: Option<Vec<_>> = arena_sizes(space_bytes, self.arena_bytes_min())
             .into_iter()
-            .map(|size_bytes| ArenaPlan::new(size_bytes, self.lba_bytes, self.lanes))
+            .map(|size_bytes| ArenaPlan::new(size_bytes, block_bytes, self.lanes))
             .collect();
         plans.filter(|plans| !plans.is_empty())
     }
@@ -89,19 +102,33 @@ pub(super) fn create_arenas(
     // The order: the old headers go first, so that none survives beside new content. The first
     // arena's first info block comes last, since no arena is found without it.
     invalidate(region)?;
+    write_arenas(region, options, plans)?;
+    if options.version == Version::Libpmemblk {
+        pmemblk::write_header(region, options.parent_uuid, options.lba_bytes)?;
+    }
+    super::Btt::summarize(region)
+}
+
+/// Writes the arenas in `plans` to a region without a BTT, the first one last.
+pub(super) fn write_arenas(
+    region: &Region,
+    options: &BttOptions,
+    plans: &[ArenaPlan],
+) -> Result<(), BttError> {
     let mut end = options.version.base() + plans.iter().map(|plan| plan.size_bytes).sum::<u64>();
     for (index, plan) in plans.iter().enumerate().rev() {
         end -= plan.size_bytes;
         let next_arena = if index + 1 < plans.len() { plan.size_bytes } else { 0 };
         write_arena(region, options, plan, end, next_arena)?;
     }
-    super::Btt::summarize(region)
+    Ok(())
 }
 
 fn validate(region: &Region, options: &BttOptions) -> Result<Vec<ArenaPlan>, BttError> {
     let BttOptions { lba_bytes, lanes, version, .. } = *options;
-    if !LBA_SIZES.contains(&lba_bytes) {
-        let fault = format!("lba size {lba_bytes} is not one of {LBA_SIZES:?} bytes");
+    if version.stored_bytes(lba_bytes).is_none() {
+        let expected = version.lba_sizes();
+        let fault = format!("lba size {lba_bytes} bytes: expected {expected}");
         return Err(BttError::Options(fault));
     }
     if lanes == 0 || lanes > LANES {
@@ -138,7 +165,8 @@ fn write_arena(
     region.zero_streaming(base + plan.flog_offset, plan.info2_offset - plan.flog_offset)?;
     for lane in 0..options.lanes {
         // One entry that maps the lane's free block to itself, so that there is nothing to replay.
-        let group = unused_group(options.flog_slots, lane % plan.lbas, plan.lbas + lane);
+        let block = options.version.unused_map(plan.lbas + lane);
+        let group = unused_group(options.flog_slots, lane % plan.lbas, block);
         let start = base + plan.flog_offset + u64::from(lane) * FLOG_GROUP_BYTES;
         for (slot, offset) in group.iter().zip((start..).step_by(size_of::<FlogSlot>())) {
             if !slot.is_padding() {
@@ -156,7 +184,8 @@ fn write_arena(
     Ok(())
 }
 
-fn info_block(options: &BttOptions, plan: &ArenaPlan, next_arena: u64) -> Info {
+/// Makes the info block of an arena; `next_arena` is the distance to the next one, or 0.
+pub(super) fn info_block(options: &BttOptions, plan: &ArenaPlan, next_arena: u64) -> Info {
     let mut info = Info::new_zeroed();
     info.signature = SIGNATURE;
     info.uuid = options.uuid;

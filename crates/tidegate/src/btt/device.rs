@@ -5,10 +5,10 @@ use std::sync::Arc;
 
 use super::arena::Arena;
 use super::check::find_arenas;
-use super::info::{FoundArena, discover};
+use super::info::{FoundArena, discover, probe};
 use super::layout::{FLAG_ERROR, FlogSlots, Version};
 use super::recover::open_arena;
-use super::{BttError, layout};
+use super::{BttError, layout, unwritten};
 use crate::device::{
     Attempt, BlockDevice, Context, DeviceError, Extent, Geometry, Operation, Result,
 };
@@ -111,6 +111,7 @@ impl Btt {
     }
 
     fn open_as(region: Arc<Region>, force: bool) -> std::result::Result<Self, BttError> {
+        expect_layout(&region)?;
         let (version, found, mut damage) = find(&region)?;
         let mut arenas = Vec::new();
         let mut completed_lanes = Vec::new();
@@ -131,12 +132,16 @@ impl Btt {
         Ok(Self { region, arenas, geometry, summary, requests: Requests::default() })
     }
 
-    /// Describes the BTT in `region` without opening it.
+    /// Describes the BTT in `region` without opening it, or the one that the first write will make.
     ///
     /// # Errors
     /// Fails as [`open`](Self::open) does, except for the content of map and flog.
     pub fn summarize(region: &Region) -> std::result::Result<Summary, BttError> {
-        let (version, found, damage) = find(region)?;
+        let (version, found, damage) = if is_unwritten(region)? {
+            (Version::Libpmemblk, unwritten::planned(region)?, Vec::new())
+        } else {
+            find(region)?
+        };
         let slots = found
             .iter()
             .map(|found| Ok(found.flog()?.slots))
@@ -183,6 +188,20 @@ impl Btt {
             return Err(crate::pmem::PmemError::ReadOnly.into());
         }
         Ok(arena.write_blocks(lba, data, data.len(), metadata)?)
+    }
+
+    /// Lets reads of block `block` fail until it is written; durable on return.
+    ///
+    /// # Errors
+    /// The block is out of range, the device is read-only, or the memory failed.
+    pub fn set_error(&self, block: u64) -> Result<()> {
+        let block_bytes = u64::from(self.geometry.block_bytes);
+        self.geometry.check(block.saturating_mul(block_bytes), block_bytes)?;
+        if self.geometry.read_only {
+            return Err(crate::pmem::PmemError::ReadOnly.into());
+        }
+        let (arena, lba) = self.locate(block);
+        Ok(arena.set_error(lba)?)
     }
 
     fn locate_one(
@@ -324,6 +343,26 @@ impl BlockDevice for Btt {
     }
 }
 
+/// Returns whether `region` is a pool of libpmemblk without a BTT. For reading, a damaged header
+/// leaves the question to the BTT behind it.
+fn is_unwritten(region: &Region) -> std::result::Result<bool, BttError> {
+    if probe(region)? != Some(Version::Libpmemblk) {
+        return Ok(false);
+    }
+    match unwritten::is_unwritten(region) {
+        Err(_) if region.read_only() => Ok(false),
+        result => result,
+    }
+}
+
+/// Makes the BTT of a pool of libpmemblk that was never written.
+fn expect_layout(region: &Region) -> std::result::Result<(), BttError> {
+    if !is_unwritten(region)? {
+        return Ok(());
+    }
+    if region.read_only() { Err(BttError::NeverWritten) } else { unwritten::lay_out(region) }
+}
+
 /// Finds the arenas of `region`, and the faults of their info blocks. For reading, either copy of
 /// an arena's info block is enough, and the walk may end before a lost arena.
 fn find(
@@ -348,7 +387,7 @@ fn geometry(summary: &Summary, read_only: bool) -> Geometry {
         atomic_block: true,
         volatile_cache: false,
         // The kernel reads a page of 512-byte blocks only up to the first block in zero state.
-        fast_zero: summary.block_bytes == 4096,
+        fast_zero: summary.block_bytes == 4096 || summary.version == Version::Libpmemblk,
         keeps_data: true,
     }
 }
@@ -366,7 +405,7 @@ fn describe(version: Version, found: &[FoundArena<'_>], slots: &[FlogSlots]) -> 
         uuid: uuid::Uuid::from_bytes(first.uuid),
         parent_uuid: uuid::Uuid::from_bytes(first.parent_uuid),
         lba_bytes,
-        block_bytes: layout::data_bytes(lba_bytes),
+        block_bytes: version.data_bytes(lba_bytes),
         blocks: arenas.iter().map(|arena| u64::from(arena.lbas)).sum(),
         recovered_lanes: 0,
         arenas,

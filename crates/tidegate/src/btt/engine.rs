@@ -6,7 +6,7 @@ use serde_json::json;
 
 use super::check::{self, Report, is_traceable};
 use super::{Btt, BttOptions, Summary, Version, create, largest_fit_bytes, probe, smallest_bytes};
-use crate::device::{self, BlockDeviceExt};
+use crate::device::{self, BlockDeviceExt, is_block_bytes};
 use crate::pmem::Region;
 use crate::stats::{Collector, Metric, Unit};
 use crate::tier::engine::{BLOCK_SIZE, block_bytes_of, one_of};
@@ -25,7 +25,7 @@ const LBA_SIZE: OptionSpec = OptionSpec {
 const VERSION: OptionSpec = OptionSpec {
     name: "btt-version",
     value_name: "VERSION",
-    help: "Version of the format: 1.1 is what Linux makes of a raw namespace, 2.0 of a labelled one",
+    help: "Version of the format: 1.1 is what Linux makes of a raw namespace, 2.0 of a labelled one; libpmemblk is a pool of that library",
 };
 const RECOVERED_LANES: Metric = Metric::gauge(
     "btt_recovered_writes",
@@ -60,9 +60,19 @@ impl Engine for BttEngine {
         }
         let version = options.get(VERSION.name).map_or("1.1", String::as_str);
         let version = version.parse::<Version>().map_err(|_| {
-            EngineError::Usage(format!("--btt-version is {version}; expected 1.1 or 2.0"))
+            let known = "1.1, 2.0 or libpmemblk";
+            EngineError::Usage(format!("--btt-version is {version}; expected {known}"))
         })?;
-        Ok(Box::new(BttOptions { lba_bytes, version, ..BttOptions::default() }))
+        if version != Version::Libpmemblk {
+            return Ok(Box::new(BttOptions { lba_bytes, version, ..BttOptions::default() }));
+        }
+        if lba_bytes != block_bytes {
+            return Err(EngineError::Usage(format!(
+                "--lba-size {lba_bytes} holds metadata, which a pool of libpmemblk does not; \
+                 leave it out"
+            )));
+        }
+        Ok(Box::new(BttOptions::libpmemblk(block_bytes)))
     }
 
     fn recognizes(&self, region: &Region) -> Result<bool> {
@@ -87,8 +97,16 @@ impl Engine for BttEngine {
     fn open(&self, opening: Opening) -> Result<Opened> {
         let open = if opening.force { Btt::open_forced } else { Btt::open };
         let btt = open(opening.region).map_err(EngineError::pool)?;
+        expect_device(btt.summary())?;
         let recovered = counted(btt.summary().recovered_lanes.into(), "unfinished write");
         Ok(Opened { tier: Arc::new(btt), recovered })
+    }
+
+    /// Converts a pool of libpmemblk to a BTT of version 1.1.
+    fn convert(&self, region: &Arc<Region>) -> Result<()> {
+        let summary = Btt::summarize(region).map_err(EngineError::pool)?;
+        expect_convertible(region, &summary)?;
+        super::convert(region).map_err(EngineError::pool)
     }
 
     fn check(&self, region: Region, repair: bool, progress: OnProgress<'_>) -> Result<Checked> {
@@ -97,6 +115,35 @@ impl Engine for BttEngine {
         let (faults, lines) = (report.faults, report_lines(&report));
         Ok(Checked { faults, report: json!(report), lines })
     }
+}
+
+/// Refuses blocks that no block device can have.
+fn expect_device(btt: &Summary) -> Result<()> {
+    if is_block_bytes(btt.block_bytes) {
+        return Ok(());
+    }
+    Err(EngineError::Refused(format!(
+        "the blocks of this libpmemblk pool have {} bytes, expected a power of two from 512 to 4096: \
+         no client can use them as a device; programs reach them by libpmemblk's functions",
+        btt.block_bytes
+    )))
+}
+
+fn expect_convertible(region: &Region, btt: &Summary) -> Result<()> {
+    if btt.version != Version::Libpmemblk && !super::is_half_converted(region) {
+        return Err(EngineError::Refused(format!(
+            "it is a BTT of version {} already: there is nothing to convert",
+            btt.version
+        )));
+    }
+    if [512, 4096].contains(&btt.block_bytes) {
+        return Ok(());
+    }
+    Err(EngineError::Refused(format!(
+        "its blocks have {} bytes, and those of a btt pool 512 or 4096: it stays a libpmemblk pool, \
+         which programs reach by that library's functions",
+        btt.block_bytes
+    )))
 }
 
 impl Plan for BttOptions {

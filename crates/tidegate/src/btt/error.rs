@@ -8,8 +8,29 @@ use crate::pmem::PmemError;
 #[non_exhaustive]
 pub enum BttError {
     /// The region holds no BTT: neither info block position has the signature.
-    #[error("no BTT found: no info block at offset 0 (version 2.0) or 4096 (version 1.1)")]
+    #[error(
+        "no BTT found: no info block at offset 0 (version 2.0) or 4096 (version 1.1), and no pool of libpmemblk"
+    )]
     NotFound,
+    /// The header of a pool of libpmemblk is damaged, or contradicts the BTT behind it.
+    #[error(
+        "libpmemblk pool: {reason}; copy the data off with `tidegate serve --read-only`, or restore the pool from a backup"
+    )]
+    PoolDamaged {
+        /// The fault.
+        reason: String,
+    },
+    /// A pool of libpmemblk has a form that only libpmemblk can open.
+    #[error("libpmemblk pool: {reason}; copy its data with a program of PMDK 1.x")]
+    PoolUnsupported {
+        /// The fact that is not supported.
+        reason: String,
+    },
+    /// A pool of libpmemblk has no BTT yet, and is read-only.
+    #[error(
+        "libpmemblk pool: nothing was ever written to it, so there is nothing to read; open it for writing once"
+    )]
+    NeverWritten,
     /// An info block is damaged.
     #[error(
         "BTT arena {arena}: info block at offset {offset} is damaged: {reason}; `tidegate check --repair` restores it from the second copy where that is whole"
@@ -111,8 +132,11 @@ impl From<BttError> for DeviceError {
         let kind = match error {
             BttError::Pmem(error) => return error.into(),
             BttError::BlockLost { .. } | BttError::NoLanes { .. } => DeviceErrorKind::Io,
-            BttError::Options(_) => DeviceErrorKind::Unsupported,
+            BttError::Options(_) | BttError::PoolUnsupported { .. } | BttError::NeverWritten => {
+                DeviceErrorKind::Unsupported
+            }
             BttError::NotFound
+            | BttError::PoolDamaged { .. }
             | BttError::InfoDamaged { .. }
             | BttError::Truncated { .. }
             | BttError::InfoLost { .. }

@@ -97,7 +97,7 @@ impl<'a> Flog<'a> {
     }
 }
 
-/// Makes the slots of a lane with the free block `block` and without a write: an entry that maps
+/// Makes the slots of a lane with the free block in `block` and without a write: an entry that maps
 /// the block to itself.
 pub(super) fn unused_group(slots: FlogSlots, lba: u32, block: u32) -> Group {
     let mut group = Group::default();

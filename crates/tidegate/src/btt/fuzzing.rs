@@ -48,7 +48,11 @@ pub fn patched_pool(bytes: &[u8]) {
 
 fn small_pool(form: u8) -> (Arc<Region>, u64) {
     let region = Arc::new(Region::anonymous(POOL_BYTES).expect("a little memory can be had"));
-    let version = if form & 1 == 0 { Version::V1_1 } else { Version::V2_0 };
+    let version = match form & 0x11 {
+        0 => Version::V1_1,
+        1 => Version::V2_0,
+        _ => Version::Libpmemblk,
+    };
     let flog_slots = if form & 2 == 0 { FlogSlots::ZeroOne } else { FlogSlots::ZeroTwo };
     let lba_bytes = if form & 4 == 0 { 512 } else { 4104 };
     let options = BttOptions { version, flog_slots, lba_bytes, lanes: 4, ..BttOptions::default() };

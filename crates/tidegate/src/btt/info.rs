@@ -2,16 +2,18 @@
 
 use zerocopy::{FromZeros, IntoBytes};
 
-use super::BttError;
 use super::flog::Flog;
 use super::layout::{ARENA_BYTES_MIN, Info, PAGE_BYTES, SIGNATURE, Version};
 use super::map::Map;
+use super::pmemblk::POOL_SIGNATURE;
+use super::{BttError, pmemblk};
 use crate::pmem::{PmemError, Region};
 
 /// An arena that was found on the medium: its start and its info block.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct FoundArena<'a> {
     pub(super) region: &'a Region,
+    pub(super) version: Version,
     pub(super) base: u64,
     pub(super) info: Info,
 }
@@ -39,25 +41,36 @@ pub(super) fn read_info(region: &Region, offset: u64) -> Result<Info, PmemError>
     Ok(info)
 }
 
-/// Returns the version of the BTT in the region, judged by the signature of the first arena. The
-/// rest of the BTT may be damaged.
+/// Returns the version of the BTT in the region, judged by the signature of the first arena, or of
+/// a pool of libpmemblk. The rest may be damaged.
 ///
 /// # Errors
 /// [`BttError::Pmem`] if the memory cannot be read.
 pub fn probe(region: &Region) -> Result<Option<Version>, BttError> {
     for version in [Version::V1_1, Version::V2_0] {
-        // The pool may be cut off right behind the signature.
-        let mut signature = [0; SIGNATURE.len()];
-        if region.len_bytes() < version.base() + signature.len() as u64 {
-            continue;
-        }
-        match region.read(version.base(), &mut signature) {
-            Ok(()) if signature == SIGNATURE => return Ok(Some(version)),
-            Ok(()) | Err(PmemError::Poisoned { .. }) => {}
-            Err(error) => return Err(error.into()),
+        if begins_with(region, version.base(), &SIGNATURE)? {
+            return Ok(Some(version));
         }
     }
-    Ok(None)
+    let is_libpmemblk = begins_with(region, 0, &POOL_SIGNATURE)?;
+    Ok(is_libpmemblk.then_some(Version::Libpmemblk))
+}
+
+/// Returns whether `expected` is at `offset`. The pool may be cut off right behind it.
+pub(super) fn begins_with<const LEN: usize>(
+    region: &Region,
+    offset: u64,
+    expected: &[u8; LEN],
+) -> Result<bool, BttError> {
+    let mut found = [0; LEN];
+    if region.len_bytes() < offset + LEN as u64 {
+        return Ok(false);
+    }
+    match region.read(offset, &mut found) {
+        Ok(()) => Ok(found == *expected),
+        Err(PmemError::Poisoned { .. }) => Ok(false),
+        Err(error) => Err(error.into()),
+    }
 }
 
 /// Reads the info block of `arena` at `base`.
@@ -99,7 +112,10 @@ pub(super) fn discover(region: &Region) -> Result<(Version, Vec<FoundArena<'_>>)
                 format!("its uuid or lba size ({found}) is not the first arena's ({expected})");
             return Err(damaged(reason));
         }
-        arenas.push(FoundArena { region, base, info });
+        if version == Version::Libpmemblk && arenas.is_empty() {
+            pmemblk::expect_own(region, &info)?;
+        }
+        arenas.push(FoundArena { region, version, base, info });
         match info.nextoff.get() {
             0 => return Ok((version, arenas)),
             next => base += next,

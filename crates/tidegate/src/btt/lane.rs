@@ -101,9 +101,9 @@ impl LaneGuard<'_> {
         Some(self.lane.unfenced_lba.load(Ordering::Relaxed)).filter(|&lba| lba != NO_LBA)
     }
 
-    /// Makes the flog entry of a write to `lba` that replaces `old_map`.
-    pub(super) fn entry(&self, lba: u32, old_map: u32) -> FlogSlot {
-        FlogSlot::new(lba, old_map, self.free_block(), self.lane.seq.load(Ordering::Relaxed))
+    /// Makes the flog entry of a write to `lba` that replaces `old_map` by `new_map`.
+    pub(super) fn entry(&self, lba: u32, old_map: u32, new_map: u32) -> FlogSlot {
+        FlogSlot::new(lba, old_map, new_map, self.lane.seq.load(Ordering::Relaxed))
     }
 
     /// Ends the write of `lba`: its old block becomes the lane's free block. Its map entry need not

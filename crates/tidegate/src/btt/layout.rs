@@ -36,12 +36,12 @@ pub(super) const FLAG_ERROR: u32 = 1;
 /// metadata.
 pub const LBA_SIZES: [u32; 7] = [512, 520, 528, 4096, 4104, 4160, 4224];
 
-/// Returns the bytes of data in an lba of `lba_bytes`; the rest is metadata.
-pub(super) fn data_bytes(lba_bytes: u32) -> u32 {
-    if lba_bytes >= 4096 { 4096 } else { 512 }
-}
+/// Smallest block on the medium in a pool of libpmemblk, in bytes.
+const LIBPMEMBLK_BLOCK_MIN_BYTES: u32 = 512;
+/// Blocks on the medium in a pool of libpmemblk are rounded up to a multiple of this many bytes.
+const LIBPMEMBLK_ALIGN_BYTES: u32 = 256;
 
-/// Version of the format; it decides where the first arena starts.
+/// Version of the format; it decides where the first arena starts, and which blocks there are.
 #[derive(
     Debug, Clone, Copy, PartialEq, Eq, Hash, serde::Serialize, strum::Display, strum::EnumString,
 )]
@@ -54,6 +54,11 @@ pub enum Version {
     #[serde(rename = "2.0")]
     #[strum(serialize = "2.0")]
     V2_0,
+    /// 1.1 in a pool of libpmemblk (PMDK 1.x): the first arena starts 8 KiB into the file, behind
+    /// the pool's header. A block has any size, and no metadata.
+    #[serde(rename = "libpmemblk")]
+    #[strum(serialize = "libpmemblk")]
+    Libpmemblk,
 }
 
 impl Version {
@@ -62,13 +67,72 @@ impl Version {
         match self {
             Self::V1_1 => PAGE_BYTES,
             Self::V2_0 => 0,
+            Self::Libpmemblk => 2 * PAGE_BYTES,
         }
     }
 
     pub(super) fn numbers(self) -> (u16, u16) {
         match self {
-            Self::V1_1 => (1, 1),
+            Self::V1_1 | Self::Libpmemblk => (1, 1),
             Self::V2_0 => (2, 0),
+        }
+    }
+
+    /// Returns the bytes of data in an lba of `lba_bytes`; the rest is metadata.
+    pub(super) fn data_bytes(self, lba_bytes: u32) -> u32 {
+        match self {
+            Self::Libpmemblk => lba_bytes,
+            _ if lba_bytes >= 4096 => 4096,
+            _ => 512,
+        }
+    }
+
+    /// Returns the size of the block on the medium for an lba of `lba_bytes`. Returns `None` if the
+    /// format has no such lbas.
+    pub(super) fn stored_bytes(self, lba_bytes: u32) -> Option<u32> {
+        match self {
+            Self::Libpmemblk if lba_bytes > 0 => lba_bytes
+                .max(LIBPMEMBLK_BLOCK_MIN_BYTES)
+                .checked_next_multiple_of(LIBPMEMBLK_ALIGN_BYTES),
+            Self::Libpmemblk => None,
+            _ => LBA_SIZES
+                .contains(&lba_bytes)
+                .then(|| lba_bytes.next_multiple_of(BLOCK_ALIGN_BYTES)),
+        }
+    }
+
+    /// Returns the lba sizes that the format has, in words.
+    pub(super) fn lba_sizes(self) -> String {
+        match self {
+            Self::Libpmemblk => "1 or more".into(),
+            _ => format!("one of {LBA_SIZES:?}"),
+        }
+    }
+
+    /// Returns whether flog entries keep the flag bits of map entries. Recovery by libpmemblk
+    /// compares them.
+    pub(super) fn flog_has_flags(self) -> bool {
+        self == Self::Libpmemblk
+    }
+
+    /// Returns the map entry that the flog holds for block `block` of a lane without a write.
+    pub(super) fn unused_map(self, block: u32) -> u32 {
+        if self.flog_has_flags() { MapEntry::zero(block).0 } else { block }
+    }
+
+    /// Returns the map entry that the flog holds for a written block `block`.
+    pub(super) fn written_map(self, block: u32) -> u32 {
+        if self.flog_has_flags() { MapEntry::normal(block).0 } else { block }
+    }
+
+    /// Returns what the flog holds for `entry`, which a write replaces, and which points at
+    /// `block`. The kernel strips the flags, except of a block in error.
+    pub(super) fn replaced_map(self, entry: MapEntry, block: u32) -> u32 {
+        match entry.state() {
+            MapState::Unwritten => self.written_map(block),
+            _ if self.flog_has_flags() => entry.0,
+            MapState::Error => block | MapEntry::ERROR,
+            MapState::Normal | MapState::Zero => block,
         }
     }
 }
@@ -136,22 +200,7 @@ const _: () = {
 impl Info {
     /// Computes the Fletcher-64 checksum of the block, with its checksum field as zero.
     pub(super) fn fletcher64(&self) -> u64 {
-        let mut zeroed = *self;
-        zeroed.checksum = U64::ZERO;
-        let (mut lo, mut hi) = (0_u32, 0_u32);
-        for word in zeroed.as_bytes().chunks_exact(4) {
-            let word = word.iter().rev().fold(0, |value, &byte| value << 8 | u32::from(byte));
-            lo = lo.wrapping_add(word);
-            hi = hi.wrapping_add(lo);
-        }
-        u64::from(hi) << 32 | u64::from(lo)
-    }
-
-    /// Returns the version, if this engine knows it.
-    pub(super) fn version(&self) -> Option<Version> {
-        [Version::V1_1, Version::V2_0]
-            .into_iter()
-            .find(|version| version.numbers() == (self.major.get(), self.minor.get()))
+        fletcher64(Self { checksum: U64::ZERO, ..*self }.as_bytes())
     }
 
     /// Checks the info block of an arena with `space_bytes` bytes from its start to the region's
@@ -164,11 +213,11 @@ impl Info {
             let (found, expected) = (self.checksum.get(), self.fletcher64());
             return Err(format!("its checksum is {found:#018x}, expected {expected:#018x}"));
         }
-        if self.version() != Some(version) {
-            let (major, minor) = (self.major.get(), self.minor.get());
+        let (major, minor) = (self.major.get(), self.minor.get());
+        if (major, minor) != version.numbers() {
             return Err(format!("its version is {major}.{minor}, expected {version}"));
         }
-        self.validate_sizes()?;
+        self.validate_sizes(version)?;
         self.validate_offsets(space_bytes)
     }
 
@@ -179,17 +228,16 @@ impl Info {
         (end <= u64::MAX / 2 && self.validate(version, u64::MAX / 2).is_ok()).then_some(end)
     }
 
-    fn validate_sizes(&self) -> Result<(), String> {
+    fn validate_sizes(&self, version: Version) -> Result<(), String> {
         let lba_bytes = self.external_lbasize.get();
-        if !LBA_SIZES.contains(&lba_bytes) {
-            return Err(format!(
-                "its lba size is {lba_bytes} bytes, expected one of {LBA_SIZES:?}"
-            ));
-        }
+        let Some(least_bytes) = version.stored_bytes(lba_bytes) else {
+            let expected = version.lba_sizes();
+            return Err(format!("its lba size is {lba_bytes} bytes, expected {expected}"));
+        };
         let block_bytes = self.internal_lbasize.get();
         if block_bytes < lba_bytes
             || !block_bytes.is_multiple_of(BLOCK_ALIGN_BYTES)
-            || block_bytes > 1 << 16
+            || block_bytes > least_bytes.max(1 << 16)
         {
             return Err(format!(
                 "its internal block size of {block_bytes} bytes does not suit lbas of {lba_bytes} bytes"
@@ -248,6 +296,17 @@ impl Info {
         }
         Ok(())
     }
+}
+
+/// Computes the Fletcher-64 checksum of whole words of 4 bytes.
+pub(super) fn fletcher64(bytes: &[u8]) -> u64 {
+    let (mut lo, mut hi) = (0_u32, 0_u32);
+    for word in bytes.chunks_exact(4) {
+        let word = word.iter().rev().fold(0, |value, &byte| value << 8 | u32::from(byte));
+        lo = lo.wrapping_add(word);
+        hi = hi.wrapping_add(lo);
+    }
+    u64::from(hi) << 32 | u64::from(lo)
 }
 
 /// One flog slot. It is written as two halves of 8 bytes, the half with `seq` last.
@@ -355,7 +414,7 @@ impl MapEntry {
     }
 }
 
-/// Strips the flag bits that libpmemblk leaves in flog entries from a block number.
+/// Strips the flag bits that libpmemblk keeps in flog entries from a block number.
 pub(super) fn strip_flags(entry: u32) -> u32 {
     entry & MapEntry::BLOCK
 }
@@ -374,10 +433,9 @@ pub(super) struct ArenaPlan {
 }
 
 impl ArenaPlan {
-    /// Splits `size_bytes` as the kernel does, for lbas of `lba_bytes` and `lanes` lanes. Returns
-    /// `None` if not even one lba fits.
-    pub(super) fn new(size_bytes: u64, lba_bytes: u32, lanes: u32) -> Option<Self> {
-        let block_bytes = lba_bytes.next_multiple_of(BLOCK_ALIGN_BYTES);
+    /// Splits `size_bytes` as the kernel and libpmemblk do, for blocks of `block_bytes` on the
+    /// medium and `lanes` lanes. Returns `None` if not even one lba fits.
+    pub(super) fn new(size_bytes: u64, block_bytes: u32, lanes: u32) -> Option<Self> {
         let flog_bytes = (u64::from(lanes) * FLOG_GROUP_BYTES).next_multiple_of(PAGE_BYTES);
         let usable = size_bytes - size_bytes % PAGE_BYTES;
         let available = usable.checked_sub(2 * PAGE_BYTES + flog_bytes)?;

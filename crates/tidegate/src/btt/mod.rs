@@ -15,6 +15,9 @@
 //! 6. A block is reused only after every reader that may have found it through the map either has
 //!    finished or will notice and read again.
 //!
+//! A pool of libpmemblk holds such a BTT behind a header (`pmemblk.rs`). It is opened in place, and
+//! what is written stays readable for libpmemblk. [`convert()`] makes it a BTT of version 1.1.
+//!
 //! Entry points: [`create`], [`probe`], [`Btt::open`] (recovers), [`check`](check::check) and
 //! [`repair()`]. The path of a write: [`Btt`]'s `write` → `Arena::write_blocks`
 //! (`write.rs`, where the ordering argument stands beside the stores) → `Lane` and `Flog`.
@@ -22,6 +25,7 @@
 mod arena;
 mod bitmap;
 pub mod check;
+mod convert;
 mod create;
 mod device;
 mod engine;
@@ -41,13 +45,18 @@ mod layout;
 #[cfg(all(test, loom))]
 mod loom_tests;
 mod map;
+mod pmemblk;
+#[cfg(all(test, not(loom)))]
+mod pmemblk_tests;
 mod recover;
 mod repair;
 mod survey;
 #[cfg(all(test, not(loom)))]
 mod tests;
+mod unwritten;
 mod write;
 
+pub use convert::{convert, is_half_converted};
 pub use create::{BttOptions, create, largest_fit_bytes, smallest_bytes};
 pub use device::{ArenaSummary, Btt, Summary};
 pub use engine::BttEngine;

@@ -63,11 +63,12 @@ pub(super) fn open_arena(
     let arena = Arena {
         region: Arc::clone(region),
         number,
+        version: found.version,
         lbas: info.external_nlba.get(),
         blocks: map.blocks,
         data_base: found.base + info.dataoff.get(),
         block_bytes: info.internal_lbasize.get().into(),
-        metadata_bytes: metadata_bytes(info.external_lbasize.get()),
+        metadata_bytes: metadata_bytes(found),
         map_base: map.base,
         flog_base: survey.flog.base,
         flog_slots: survey.flog.slots,
@@ -114,9 +115,10 @@ fn damage_of(arena: usize, survey: &Survey<'_>) -> Vec<String> {
     damage
 }
 
-/// Returns the bytes of metadata behind the data of an lba of `lba_bytes`.
-fn metadata_bytes(lba_bytes: u32) -> usize {
-    (lba_bytes - super::layout::data_bytes(lba_bytes)) as usize
+/// Returns the bytes of metadata behind the data of an lba.
+fn metadata_bytes(found: &FoundArena<'_>) -> usize {
+    let lba_bytes = found.info.external_lbasize.get();
+    (lba_bytes - found.version.data_bytes(lba_bytes)) as usize
 }
 
 /// Writes back the entries that recovery builds on, and fences. After a power cut they are durable

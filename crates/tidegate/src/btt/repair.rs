@@ -59,7 +59,8 @@ fn repair_lanes(arena: usize, found: &FoundArena<'_>, done: &mut Report) -> Resu
                     "arena {arena}: whether the last write of lane {lane} before a power cut was complete: \
                      one block may be one write old"
                 ));
-                unused_group(survey.flog.slots, lane % found.info.external_nlba.get(), *block)
+                let block = found.version.unused_map(*block);
+                unused_group(survey.flog.slots, lane % found.info.external_nlba.get(), block)
             }
             Remedy::None => {
                 done.unproven.push(format!("arena {arena}: what lane {lane} held"));

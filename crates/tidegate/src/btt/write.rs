@@ -161,7 +161,13 @@ impl Arena {
         if let Some(stale_lba) = self.unfenced_in_bucket(member) {
             self.write_stale_back(stale_lba, member.lba)?;
         }
-        member.entry = member.lane.entry(member.lba, logged_old_map(old_entry, old_block));
+        if self.version.flog_has_flags() && old_entry.state() != MapState::Normal {
+            // The flags may have changed without a fence. Recovery by libpmemblk compares them.
+            self.map().write_back(member.lba)?;
+        }
+        let old_map = self.version.replaced_map(old_entry, old_block);
+        let new_map = self.version.written_map(member.lane.free_block());
+        member.entry = member.lane.entry(member.lba, old_map, new_map);
         member.old_block = old_block;
         let which = member.lane.which();
         let prepared = self.flog().prepare(member.lane.number, which, &member.entry);
@@ -236,13 +242,5 @@ fn retire_if_poisoned(
             Err(GroupError::LaneRetired)
         }
         result => Ok(result?),
-    }
-}
-
-/// Returns the old map entry as the kernel logs it: without flags, except the error flag.
-fn logged_old_map(entry: MapEntry, block: u32) -> u32 {
-    match entry.state() {
-        MapState::Error => block | MapEntry::ERROR,
-        _ => block,
     }
 }

@@ -56,7 +56,6 @@ const SIGNATURES: &[(u64, &[u8], &str, Kind)] = &[
     (4096, b"BTT_ARENA_INFO\0\0", "a BTT (version 1.1)", Kind::Other),
     (4096, b"NVDIMM_PFN_INFO\0", "an fsdax namespace's own metadata", Kind::Other),
     (4096, b"NVDIMM_DAX_INFO\0", "a devdax namespace's own metadata", Kind::Other),
-    (0, b"PMEMBLK\0", "a libpmemblk pool", Kind::Other),
     (0, b"PMEMLOG\0", "a libpmemlog pool", Kind::Other),
     (0, b"PMEMOBJ\0", "a libpmemobj pool", Kind::Other),
     (0, b"SQLite format 3\0", "an SQLite database", Kind::Other),

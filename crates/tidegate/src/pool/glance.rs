@@ -11,7 +11,7 @@ use super::content::Content;
 use super::error::PoolError;
 use super::layout::PAGE_BYTES;
 use super::superblock::{CopyFault, look, page_floor, read_copy};
-use crate::btt;
+use crate::btt::{self, Version};
 use crate::device::{BlockDevice, BlockDeviceExt, DeviceError, DeviceErrorKind};
 use crate::pmem::Region;
 use crate::tier::EngineCode;
@@ -25,7 +25,7 @@ const HEADER_BYTES: u64 = 2 * PAGE_BYTES;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Glance {
     /// A block translation table.
-    Btt,
+    Btt(Version),
     /// A pool with a Tidegate superblock; `None` if the superblock is damaged.
     Tidegate(Option<EngineCode>),
     /// No pool, but other content.
@@ -81,8 +81,8 @@ fn look_at_ends<E>(
 
 /// Identifies content that the first bytes determine by themselves.
 fn tell_by_header(ends: &Region) -> Result<Option<Glance>, PoolError> {
-    if btt::probe(ends)?.is_some() {
-        return Ok(Some(Glance::Btt));
+    if let Some(version) = btt::probe(ends)? {
+        return Ok(Some(Glance::Btt(version)));
     }
     let copy = read_copy(ends, 0)?.ok();
     Ok(copy.map(|copy| Glance::Tidegate(Some(EngineCode(copy.engine.get())))))
@@ -119,7 +119,7 @@ mod tests {
         assert_eq!(seen(), Glance::Unknown(Content::Zeroes));
         let region = Region::open(file.path(), &RegionOptions::default()).unwrap();
         btt::create(&region, &BttOptions::default()).unwrap();
-        assert_eq!(seen(), Glance::Btt);
+        assert_eq!(seen(), Glance::Btt(Version::V1_1));
         erase(&region).unwrap();
         for engine in [1, 2].map(EngineCode) {
             Superblock::plan(&region, engine, Uuid::nil(), 4096).unwrap().write(&region).unwrap();

@@ -21,7 +21,7 @@ pub use description::PoolDescription;
 pub use error::StackError;
 pub use open::{Stack, StackOptions, Stat};
 
-use crate::btt::BttEngine;
+use crate::btt::{BttEngine, Version};
 use crate::cache::CacheEngine;
 use crate::dram::{self, Policy, TierSpec};
 use crate::log::LogEngine;
@@ -159,6 +159,16 @@ impl Registry {
         Ok((engine, checked.map_err(|source| StackError::Engine { pool, source })?))
     }
 
+    /// Converts the pool in `region`, which another program made, in place to the form of its
+    /// engine.
+    ///
+    /// # Errors
+    /// There is no pool, there is nothing to convert, or the pool is damaged.
+    pub fn convert(&self, region: &Arc<Region>) -> Result<()> {
+        let converted = self.identify(region)?.convert(region);
+        converted.map_err(|source| StackError::Engine { pool: name(region), source })
+    }
+
     /// Describes the pool in `region`, with the DRAM tier `dram` before it. Changes nothing.
     ///
     /// # Errors
@@ -187,7 +197,8 @@ impl Registry {
     /// Describes the content of a file or disk in words.
     pub fn words(&self, found: Glance) -> String {
         match found {
-            Glance::Btt => "a btt pool".into(),
+            Glance::Btt(Version::Libpmemblk) => "a libpmemblk pool".into(),
+            Glance::Btt(_) => "a btt pool".into(),
             Glance::Tidegate(Some(code)) => match self.of_code(code) {
                 Some(engine) => format!("a {engine} pool"),
                 None => format!("a pool of the engine with {code}"),

@@ -70,6 +70,20 @@ pub trait Engine: Sync {
     /// Fails if the pool is damaged, or cannot be opened like this.
     fn open(&self, opening: Opening) -> Result<Opened, EngineError>;
 
+    /// Converts the pool in `region`, which another program made, to the engine's own form. The
+    /// data stays where it is. A crash during the call leaves a pool of one form or the other; the
+    /// next call then completes the conversion.
+    ///
+    /// # Errors
+    /// Fails if there is nothing to convert, or the pool is damaged.
+    fn convert(&self, region: &Arc<Region>) -> Result<(), EngineError> {
+        let _ = region;
+        Err(EngineError::Refused(format!(
+            "a {} pool is Tidegate's own: there is nothing to convert",
+            self.name()
+        )))
+    }
+
     /// Verifies the pool in `region`. `repair` restores all that the format's redundancy allows.
     ///
     /// # Errors
