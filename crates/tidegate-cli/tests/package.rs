@@ -30,6 +30,8 @@ impl Packages {
         symlink(binary, built.join("tidegate")).unwrap();
         let library = preload_library();
         symlink(library, built.join(library.file_name().unwrap())).unwrap();
+        let for_c = binary.with_file_name("libtidegate_capi.a");
+        symlink(&for_c, built.join("libtidegate_capi.a")).unwrap();
         // The others are beside it only where the whole workspace is built.
         for name in [
             "tidegate-bench",
@@ -74,7 +76,13 @@ fn the_package_has_what_a_package_has() {
         "./usr/lib/systemd/system/tidegate-ublk@.service",
         "./usr/lib/systemd/system/tidegate.socket",
         "./usr/lib/sysusers.d/tidegate.conf",
+        "./usr/lib/libtidegate.so.0",
+        "./usr/lib/libtidegate.so -> libtidegate.so.0",
+        "./usr/lib/tidegate/pmemblk/libpmemblk.so.1",
+        "./usr/include/tidegate.h",
         "./usr/share/man/man1/tidegate-serve.1.gz",
+        "./usr/share/man/man3/tidegate.3.gz",
+        "./usr/share/doc/tidegate/examples/blocks.c",
         "./usr/share/bash-completion/completions/tidegate",
         "./usr/share/zsh/vendor-completions/_tidegate",
         "./usr/share/doc/tidegate/copyright",
@@ -89,12 +97,14 @@ fn the_package_has_what_a_package_has() {
     for line in contents.lines() {
         let mode = &line[..10];
         assert!(line[10..].trim_start().starts_with("root/root "), "{line}");
-        assert!(!mode.contains(['s', 't']) && &mode[8..9] != "w", "{line}");
+        let is_link = mode.starts_with('l');
+        assert!(!mode.contains(['s', 't']) && (is_link || &mode[8..9] != "w"), "{line}");
         assert!(!line.contains("/usr/local") && !line.contains(".debug"), "{line}");
     }
     assert_eq!(info(&["--field", "Package"]).trim(), "tidegate");
     assert!(info(&["--field", "Depends"]).contains("libc6 (>= "), "{}", info(&["--info"]));
     assert_eq!(info(&["--info", "conffiles"]).trim(), "/etc/tidegate/tidegate.toml");
+    assert_eq!(info(&["--info", "triggers"]).trim(), "activate-noawait ldconfig");
     for script in ["postinst", "prerm", "postrm"] {
         let text = info(&["--info", script]);
         assert!(text.starts_with("#!/bin/sh\n") && text.contains("set -e"), "{script}");

@@ -25,7 +25,7 @@ impl Driver {
             let compiled = Command::new("cc")
                 .args(["-Wall", "-Wextra", "-Werror", "-O1", "-o"])
                 .arg(&program)
-                .args([source, "-ldl"])
+                .args([source, "-ldl", "-lpthread"])
                 .status();
             assert!(compiled.expect("cc runs").success(), "{source} is compiled");
         }
@@ -55,6 +55,23 @@ impl Driver {
             }
             _ => panic!("{command}: {answer:?}"),
         }
+    }
+
+    /// Lets `threads` threads write until `writes` of their writes have returned, and then kills
+    /// the program. Returns the number of writes of each thread that have returned.
+    pub fn storm(mut self, threads: usize, writes: usize) -> Vec<usize> {
+        writeln!(self.stdin, "storm {threads}").expect("the driver reads");
+        let mut done = vec![0; threads];
+        let mut line = String::new();
+        while self.stdout.read_line(&mut line).expect("the driver answers") > 0 {
+            let thread = line.strip_prefix("did ").expect(&line).trim_end();
+            done[thread.parse::<usize>().expect("a number")] += 1;
+            if done.iter().sum::<usize>() == writes {
+                self.child.kill().expect("it runs");
+            }
+            line.clear();
+        }
+        done
     }
 
     /// Runs `command`, which must succeed.

@@ -70,7 +70,8 @@ impl Arena {
 
     #[inline]
     pub(super) fn flog(&self) -> Flog<'_> {
-        Flog { region: &self.region, base: self.flog_base, slots: self.flog_slots }
+        let is_pair = self.version == Version::Libpmemblk;
+        Flog { region: &self.region, base: self.flog_base, slots: self.flog_slots, is_pair }
     }
 
     /// Reads one block: the last write that returned before this read began, or one that overlaps

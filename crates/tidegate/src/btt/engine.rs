@@ -6,7 +6,7 @@ use serde_json::json;
 
 use super::check::{self, Report, is_traceable};
 use super::{Btt, BttOptions, Summary, Version, create, largest_fit_bytes, probe, smallest_bytes};
-use crate::device::{self, BlockDeviceExt, is_block_bytes};
+use crate::device::{self, BlockDeviceExt, DeviceError, is_block_bytes};
 use crate::pmem::Region;
 use crate::stats::{Collector, Metric, Unit};
 use crate::tier::engine::{BLOCK_SIZE, block_bytes_of, one_of};
@@ -222,6 +222,14 @@ impl Tier for Btt {
     /// Flushes; every acknowledged write is durable, and there is no thread.
     fn drain(&self) -> device::Result<()> {
         self.flush()
+    }
+
+    fn set_error(&self, offset: u64) -> device::Result<()> {
+        let block_bytes = self.summary().block_bytes;
+        if !offset.is_multiple_of(block_bytes.into()) {
+            return Err(DeviceError::misaligned(offset, block_bytes.into(), block_bytes));
+        }
+        Btt::set_error(self, offset / u64::from(block_bytes))
     }
 
     fn image(&self) -> device::Result<Option<Image>> {

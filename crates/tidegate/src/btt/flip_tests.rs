@@ -78,7 +78,7 @@ impl Pool {
             btt.write(2 * 4096, &[77; BLOCK_BYTES], WriteFlags::default()).unwrap();
             blocks[2] = 77;
             region.store_u32(map + 2 * 4, before.0).unwrap();
-            let slots = Flog::open(&region, flog, LANES).unwrap();
+            let slots = Flog::open(&region, flog, LANES, false).unwrap();
             unfinished_lane = (0..LANES).find(|&lane| {
                 let group = slots.group(lane).unwrap();
                 let newest = newest_of(&group, slots.slots).unwrap().entry;

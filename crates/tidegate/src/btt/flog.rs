@@ -16,6 +16,8 @@ pub(super) struct Flog<'a> {
     pub(super) base: u64,
     /// The slots of a group that hold entries.
     pub(super) slots: FlogSlots,
+    /// The last two slots of a group are not part of the format, and count as zero.
+    pub(super) is_pair: bool,
 }
 
 /// The four slots of a lane.
@@ -30,12 +32,12 @@ pub(super) struct Newest {
 
 impl<'a> Flog<'a> {
     /// Opens the flog of `lanes` lanes at `base`. The majority of the lanes decides which slots
-    /// hold entries.
+    /// hold entries. `is_pair`: only the first two slots are part of the format.
     ///
     /// # Errors
     /// The range is outside the region. Lanes that cannot be read do not count.
-    pub(super) fn open(region: &'a Region, base: u64, lanes: u32) -> Result<Self> {
-        let flog = Self { region, base, slots: FlogSlots::ZeroOne };
+    pub(super) fn open(region: &'a Region, base: u64, lanes: u32, is_pair: bool) -> Result<Self> {
+        let flog = Self { region, base, slots: FlogSlots::ZeroOne, is_pair };
         let (mut zero_one, mut zero_two) = (0, 0);
         for lane in 0..lanes {
             match flog.group(lane) {
@@ -88,7 +90,8 @@ impl<'a> Flog<'a> {
     /// Reads the slots of `lane` unchecked.
     pub(super) fn group(&self, lane: u32) -> Result<Group> {
         let mut group = Group::new_zeroed();
-        self.region.read(self.group_offset(lane), group.as_mut_bytes())?;
+        let slots = if self.is_pair { 2 } else { group.len() };
+        self.region.read(self.group_offset(lane), group[..slots].as_mut_bytes())?;
         Ok(group)
     }
 

@@ -30,7 +30,9 @@ impl<'a> FoundArena<'a> {
     /// # Errors
     /// The same errors as [`Flog::open`].
     pub(super) fn flog(&self) -> Result<Flog<'a>, PmemError> {
-        Flog::open(self.region, self.base + self.info.logoff.get(), self.info.nfree.get())
+        let offset = self.base + self.info.logoff.get();
+        let is_pair = self.version == Version::Libpmemblk;
+        Flog::open(self.region, offset, self.info.nfree.get(), is_pair)
     }
 }
 

@@ -339,7 +339,7 @@ fn p6_an_unfinished_write_is_completed_and_a_read_only_open_changes_nothing() {
     drop(btt);
     let arena = read_info(&region, 4096).unwrap();
     let map_3 = 4096 + arena.mapoff.get() + 12;
-    let flog = super::flog::Flog::open(&region, 4096 + arena.logoff.get(), 8).unwrap();
+    let flog = super::flog::Flog::open(&region, 4096 + arena.logoff.get(), 8, false).unwrap();
     let newest: FlogSlot = (0..8)
         .map(|lane| newest_of(&flog.group(lane).unwrap(), flog.slots).unwrap().entry)
         .find(|entry| entry.lba.get() == 3 && entry.old_map != entry.new_map)

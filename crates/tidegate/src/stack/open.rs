@@ -20,7 +20,7 @@ use super::{PoolDescription, Registry, Result, StackError, name};
 use crate::backing::{self, BackingUrl, Observer, OpenBacking, by_name};
 use crate::device::delay::{Delay, Delays};
 use crate::device::watch::{Notices, Watch};
-use crate::device::{BlockDevice, DeviceError, is_block_bytes};
+use crate::device::{BlockDevice, DeviceError, DeviceErrorKind, is_block_bytes};
 use crate::dram::{self, Policy, TierSpec};
 use crate::pmem::Region;
 use crate::pool::{BackingIdentity, BackingState, Superblock};
@@ -407,6 +407,18 @@ impl Stack {
     /// Returns the device for clients.
     pub fn top(&self) -> Arc<dyn BlockDevice> {
         Arc::<dyn Tier>::clone(&self.tiers[0])
+    }
+
+    /// Lets reads of the block at `offset` fail until it is written; durable on return.
+    ///
+    /// # Errors
+    /// Fails as [`Tier::set_error`] does, and with a DRAM tier, which may hold a newer write.
+    pub fn set_error(&self, offset: u64) -> crate::device::Result<()> {
+        if self.description.dram.is_some() {
+            let message = "a block below a DRAM tier cannot be marked: open the pool without one";
+            return Err(DeviceError::new(DeviceErrorKind::Unsupported, message));
+        }
+        self.lowest_and_upper().0.set_error(offset)
     }
 
     /// Returns the file of the backing, if it is a file or a disk.

@@ -90,6 +90,17 @@ pub trait Tier: BlockDevice {
         self.flush().map(|()| 0)
     }
 
+    /// Lets reads of the block at `offset` fail until it is written; durable on return.
+    ///
+    /// # Errors
+    /// Fails as [`DeviceErrorKind::Unsupported`] if the tier's format has no such mark, and as
+    /// [`Operation::Write`] does.
+    fn set_error(&self, offset: u64) -> Result<()> {
+        let message =
+            format!("the block at offset {offset} cannot be marked: only a BTT can do so");
+        Err(DeviceError::new(DeviceErrorKind::Unsupported, message))
+    }
+
     /// Checks that the tier holds no writes that no flush has committed: such a content could not
     /// be the result of a crash. No change may be under way.
     ///
