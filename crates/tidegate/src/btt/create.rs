@@ -66,7 +66,10 @@ impl BttOptions {
             .into_iter()
             .map(|size_bytes| ArenaPlan::new(size_bytes, block_bytes, self.lanes))
             .collect();
-        plans.filter(|plans| !plans.is_empty())
+        // As libpmemblk has it, so that it can make the same pool.
+        let blocks_min = if self.version == Version::Libpmemblk { 2 * self.lanes } else { 0 };
+        plans
+            .filter(|plans| !plans.is_empty() && plans.iter().all(|plan| plan.blocks >= blocks_min))
     }
 }
 

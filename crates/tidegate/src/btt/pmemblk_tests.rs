@@ -140,6 +140,49 @@ fn a_pool_with_data_is_never_taken_for_an_empty_one() {
     assert!(check(&region, &mut |_| ()).is_err());
 }
 
+/// A write that was acknowledged, whose map entry a power cut took, is in the flog alone.
+#[test]
+fn a_pool_with_a_write_in_its_flog_is_never_taken_for_an_empty_one() {
+    let region = never_written();
+    write(&Btt::open(region.clone()).unwrap(), 5, 6);
+    let info = read_info(&region, BASE).unwrap();
+    region.store_u32(BASE + info.mapoff.get() + 5 * 4, 0).unwrap();
+    region.zero_streaming(BASE, 4096).unwrap();
+    assert!(matches!(Btt::open(region.clone()), Err(BttError::InfoDamaged { arena: 0, .. })));
+    assert_eq!(repair(&region, &mut |_| ()).unwrap().repaired_info_blocks, 1);
+    assert_eq!(read(&Btt::open(region).unwrap(), 5), 6);
+}
+
+#[test]
+fn p6_a_btt_whose_making_a_crash_cut_off_is_made_again() {
+    let mut image = vec![0; usize::try_from(ARENA_BYTES + BASE).unwrap()];
+    never_written().read(0, &mut image).unwrap();
+    let recorder = Arc::new(Recorder::default());
+    let observed = Region::anonymous(ARENA_BYTES + BASE).unwrap();
+    observed.write(0, &image).unwrap();
+    drop(Btt::open(Arc::new(observed.observed(recorder.clone()))).unwrap());
+    let epochs = std::mem::take(&mut *recorder.epochs.lock());
+    assert!(epochs.len() > 4, "{} epochs", epochs.len());
+    for epoch in &epochs {
+        for share in [1, 2, 4] {
+            let mut cut = image.clone();
+            for (offset, word) in epoch.iter().step_by(share) {
+                store(&mut cut, *offset, word);
+            }
+            let region = region(ARENA_BYTES + BASE);
+            region.write(0, &cut).unwrap();
+            assert_clean(&region);
+            let btt = Btt::open(region.clone()).unwrap();
+            write(&btt, 5, 6);
+            assert_eq!([4, 5].map(|block| read(&btt, block)), [0, 6]);
+            assert_clean(&region);
+        }
+        for (offset, word) in epoch {
+            store(&mut image, *offset, word);
+        }
+    }
+}
+
 /// A pool made over the file of an older one, whose BTT has another parent.
 #[test]
 fn the_btt_of_an_older_pool_is_not_the_pools_own() {

@@ -4,8 +4,9 @@
 //! and so do they here: [`lay_out`] makes the missing BTT before the pool is opened for writing.
 
 use super::create::{info_block, write_arenas};
+use super::flog::Flog;
 use super::info::{FoundArena, read_info};
-use super::layout::{ArenaPlan, MAP_ENTRY_BYTES, PAGE_BYTES, SIGNATURE, Version};
+use super::layout::{ArenaPlan, FlogSlot, LANES, MAP_ENTRY_BYTES, PAGE_BYTES, SIGNATURE, Version};
 use super::pmemblk::Pool;
 use super::{BttError, BttOptions};
 use crate::pmem::{PmemError, Region};
@@ -58,9 +59,9 @@ impl<'a> Candidate<'a> {
         }
         let plan = self.plans()?[0];
         match (first, self.trace(base + plan.info2_offset)?) {
-            (_, Trace::Whole) => Ok(false),
             (Trace::None, Trace::None) if !self.pool.is_zeroed => Ok(true),
-            _ => Ok(self.has_empty_map(base + plan.map_offset, plan.lbas)?),
+            _ => Ok(self.has_empty_map(base + plan.map_offset, plan.lbas)?
+                && self.has_unused_flog(base + plan.flog_offset)?),
         }
     }
 
@@ -74,6 +75,18 @@ impl<'a> Candidate<'a> {
             None if is_own => Trace::Damaged,
             _ => Trace::None,
         })
+    }
+
+    /// Returns whether no lane has a write. The map entry of a lane's last write may be missing.
+    fn has_unused_flog(&self, offset: u64) -> Result<bool, PmemError> {
+        let flog = Flog::open(self.region, offset, LANES, true)?;
+        let is_write = |slot: &FlogSlot| slot.seq.get() != 0 && slot.old_map != slot.new_map;
+        for lane in 0..LANES {
+            if flog.group(lane)?.iter().any(is_write) {
+                return Ok(false);
+            }
+        }
+        Ok(true)
     }
 
     fn has_empty_map(&self, offset: u64, lbas: u32) -> Result<bool, PmemError> {
