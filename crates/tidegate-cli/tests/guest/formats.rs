@@ -11,8 +11,8 @@ use tidegate::device::{BlockDevice, BlockDeviceExt, ZeroFlags};
 use crate::image::Image;
 use crate::label::{self, LABEL_AREA_BYTES};
 use crate::pool::{
-    POOL_BYTES, assert_clean, assert_stamped, blank, create_pool, format_pool, open_pool, read_all,
-    stamp, stamped, write_stamped,
+    POOL_BYTES, assert_clean, assert_stamped, blank, convert_pool, create_pool, format_pool,
+    open_pool, read_all, stamp, stamped, write_stamped,
 };
 use crate::vm::{Guest, Lab, Nvdimm};
 
@@ -178,6 +178,40 @@ fn kernels_version_2_0(guest: &mut Guest, form: &Form, nvdimm: &Path) {
     let device = open_pool(&form.path);
     assert_eq!(device.summary().version, Version::V2_0);
     assert_eq!(device.summary().parent_uuid.to_string(), NAMESPACE);
+}
+
+/// The kernel wants no block of 512 bytes in zero state, which libpmemblk makes of any block.
+#[test]
+fn the_kernel_reads_and_writes_pools_of_libpmemblk_that_were_converted() {
+    let lab = Lab::enter();
+    let forms = [512, 4096].map(|lba| Form::new(&lab, lba, FlogSlots::ZeroOne));
+    let zeroed = 2..5;
+    for form in &forms {
+        create_pool(&form.path, POOL_BYTES + 4096, &BttOptions::libpmemblk(form.lba_bytes));
+        let device = open_pool(&form.path);
+        fill(&device);
+        let bytes = u64::from(form.block_bytes());
+        let flags = ZeroFlags::default();
+        device.write_zeroes(zeroed.start * bytes, 3 * bytes, flags).expect("blocks are zeroed");
+        drop(device);
+        convert_pool(&form.path);
+    }
+    let mut guest = boot(&lab, &forms);
+    for (nvdimm, form) in (1..).zip(&forms) {
+        let mut data = guest.read_disk(nvdimm);
+        let bytes = form.block_bytes() as usize;
+        let [start, end] = [2, 5].map(|block| block * bytes);
+        assert!(data[start..end].iter().all(|&byte| byte == 0), "{}", form.path.display());
+        let stamps = stamped(zeroed.clone(), 3, form.block_bytes());
+        data[start..end].copy_from_slice(&stamps);
+        form.assert(&data, false);
+        guest.write_disk(nvdimm, start as u64, &stamps);
+        form.rewrite(&mut guest, nvdimm);
+    }
+    guest.power_off();
+    for form in &forms {
+        form.assert_ours(true);
+    }
 }
 
 /// Copies the first `bytes` of a file over those of another.

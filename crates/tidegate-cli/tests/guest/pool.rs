@@ -4,7 +4,7 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use tidegate::btt::{Btt, BttOptions, check, create};
+use tidegate::btt::{Btt, BttOptions, check, convert, create};
 use tidegate::device::{BlockDevice, BlockDeviceExt, WriteFlags};
 use tidegate::pmem::{Domain, Region, RegionOptions};
 
@@ -27,6 +27,11 @@ pub(crate) fn create_pool(path: &Path, bytes: u64, options: &BttOptions) {
 pub(crate) fn format_pool(path: &Path, options: &BttOptions) {
     let region = map(path);
     create(&region, options).unwrap_or_else(|err| panic!("{}: {err}", path.display()));
+}
+
+/// Converts the pool of libpmemblk in a file.
+pub(crate) fn convert_pool(path: &Path) {
+    convert(&Arc::new(map(path))).unwrap_or_else(|err| panic!("{}: {err}", path.display()));
 }
 
 /// Opens the BTT in a file, which recovers it.
