@@ -19,6 +19,7 @@ use crate::output::OutputArgs;
 use crate::paths::{PathCommand, PathsArgs};
 use crate::peers::libpmemblk;
 use crate::plan;
+use crate::pmemblk::{self, PmemblkArgs};
 use crate::policy::Policy;
 use crate::programs::ProgramsArgs;
 use crate::progress::Progress;
@@ -32,6 +33,8 @@ pub enum Command {
     Block(BlockArgs),
     /// NBD servers over unix sockets, driven by fio and nbdcopy
     Nbd(NbdArgs),
+    /// fio's pmemblk engine on the original libpmemblk and on Tidegate's
+    Pmemblk(PmemblkArgs),
     /// The log in this process, and programs under `tidegate run` beside the same programs without
     Log(LogArgs),
     /// The cache: misses, hits and evictions, the matrix of the Open CAS study, slow backings
@@ -68,6 +71,7 @@ impl Command {
         match self {
             Self::Block(args) => measured(&args.output, || block_report(args)),
             Self::Nbd(args) => measured(&args.output, || nbd_report(args)),
+            Self::Pmemblk(args) => measured(&args.output, || pmemblk_report(args)),
             Self::Log(args) => measured(&args.output, || log_report(args)),
             Self::Cache(args) => measured(&args.output, || cache_report(args)),
             Self::Open(args) => measured(&args.output, || open_report(args)),
@@ -103,6 +107,11 @@ fn block_report(args: &BlockArgs) -> Result<Report> {
 fn nbd_report(args: &NbdArgs) -> Result<Report> {
     let mut progress = Progress::new(nbd::planned(args));
     Ok(Report::of(args.common.machine(), nbd::measure(args, &mut progress, true)?))
+}
+
+fn pmemblk_report(args: &PmemblkArgs) -> Result<Report> {
+    let mut progress = Progress::new(pmemblk::planned(args));
+    Ok(Report::of(args.common.machine(), pmemblk::measure(args, &mut progress)?))
 }
 
 fn log_report(args: &LogArgs) -> Result<Report> {

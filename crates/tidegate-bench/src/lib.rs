@@ -7,6 +7,7 @@
 //!   and [`peers::libpmemblk`]; `plan` lists the cells, [`tiers`] and [`timeline`] hold results of
 //!   tiers besides latencies;
 //! - [`nbd`]: servers over unix sockets, driven by fio and nbdcopy;
+//! - [`pmemblk`]: fio's own engine on two libraries with the same functions;
 //! - [`open`]: opening after a crash;
 //! - [`cache`]: the cache before slower devices;
 //! - [`log`]: the log in this process, and programs under `tidegate run`;
@@ -50,6 +51,7 @@ pub mod pattern;
 pub mod peers;
 mod plan;
 mod plots;
+pub mod pmemblk;
 pub mod policy;
 pub mod program;
 pub mod programs;

@@ -17,7 +17,7 @@ use crate::table::{Table, number_cell};
 use crate::targets::{Verdict, verdicts};
 use crate::tiers::{Breakdown, IdleRow, PhaseRow, TierReport};
 use crate::timeline::TimelineRow;
-use crate::{cache, log, programs, tier_targets};
+use crate::{cache, log, pmemblk, programs, tier_targets};
 
 /// All results of a run.
 #[derive(Debug, Clone)]
@@ -125,15 +125,25 @@ impl Report {
         let peer = "peer:libpmemblk";
         let has_peer = self.series.iter().any(|series| series.key.policy == peer);
         let baseline = if has_peer { peer } else { "btt" };
-        let elsewhere = |key: &Key| is_nbd(key) || is_program(key) || is_log(key) || is_cache(key);
+        let elsewhere = |key: &Key| {
+            is_nbd(key) || is_pmemblk(key) || is_program(key) || is_log(key) || is_cache(key)
+        };
         let in_process = |key: &Key| !elsewhere(key) && key.case != open::CASE;
         let block = |op| move |key: &Key| key.op == op && in_process(key);
         let nbd = |op| move |key: &Key| key.op == op && is_nbd(key) && !is_single(key);
+        let pmemblk = |op| move |key: &Key| key.op == op && is_pmemblk(key);
         let nbdkit = "peer:nbdkit-memory";
         vec![
             self.latencies("block-write", "Write, in process", block(Op::Write), baseline),
             self.latencies("block-read", "Read, in process", block(Op::Read), baseline),
             self.latencies("block-flush", "Flush, in process", block(Op::Flush), baseline),
+            self.latencies(
+                "pmemblk-write",
+                "Random write, fio's pmemblk",
+                pmemblk(Op::Write),
+                peer,
+            ),
+            self.latencies("pmemblk-read", "Random read, fio's pmemblk", pmemblk(Op::Read), peer),
             self.latencies("nbd-write", "Random write over NBD, fio", nbd(Op::Write), nbdkit),
             self.latencies("nbd-read", "Random read over NBD, fio", nbd(Op::Read), nbdkit),
             self.times("nbdcopy", "Whole device by nbdcopy", is_single, nbdkit),
@@ -320,6 +330,11 @@ fn of(prefixes: &[&str]) -> impl Fn(&Key) -> bool {
 
 fn is_nbd(key: &Key) -> bool {
     key.case.starts_with("nbd")
+}
+
+/// Returns whether `key` belongs to fio on a libpmemblk.
+fn is_pmemblk(key: &Key) -> bool {
+    key.case == pmemblk::RANDOM
 }
 
 /// Returns whether `key` belongs to the log, or to a program under `tidegate run`.

@@ -348,6 +348,25 @@ fn programs_by_their_own_benchmarks_are_measured_beside_the_same_without_syncs()
 }
 
 #[test]
+fn fio_is_measured_on_both_libraries_with_the_functions_of_libpmemblk() {
+    build_tidegate();
+    let dir = tempfile::tempdir().unwrap();
+    let built = Path::new(env!("CARGO_BIN_EXE_tidegate-bench")).parent().unwrap();
+    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../scripts/link-capi");
+    assert_cmd::Command::new(script).arg(built).arg(dir.path()).assert().success();
+    let library = dir.path().join("pmemblk");
+    let found = rows_of(&format!(
+        "pmemblk --threads 1 --seconds 0.2 --repetitions 1 --size 32M --library {}",
+        library.display()
+    ));
+    let policies = ["libpmemblk", "peer:libpmemblk"];
+    let expected = [policies; 2].concat().into_iter().map(|policy| ("pmemblk-random", policy));
+    assert_eq!(cases_and_policies(&found), expected.collect::<Vec<_>>());
+    let missing = stderr_of("pmemblk --library /nowhere", 1);
+    assert!(missing.contains("/nowhere/libpmemblk.so.1") && missing.contains("scripts/link-capi"));
+}
+
+#[test]
 fn wrong_usage_is_status_2_and_says_what_is_known() {
     assert!(stderr_of("block --policies fifo", 2).contains("peer:libpmemblk"));
     assert!(stderr_of("block --seconds 0", 2).contains("--seconds"));
