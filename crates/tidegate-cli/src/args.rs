@@ -811,9 +811,10 @@ pub(crate) fn parse_unix(text: &str) -> Result<PathBuf, String> {
     }
 }
 
-/// Parses the path of a socket, with or without `unix:` before it.
+/// Parses the path of a socket, with `unix:` before it unless it has a directory.
 pub(crate) fn parse_socket(text: &str) -> Result<PathBuf, String> {
-    if text.starts_with("unix:") { parse_unix(text) } else { parse_unix(&format!("unix:{text}")) }
+    let is_path = text.starts_with(['/', '.']);
+    if is_path { parse_unix(&format!("unix:{text}")) } else { parse_unix(text) }
 }
 
 /// Arguments of the supervisor. Its standard input is the connection to its launcher.

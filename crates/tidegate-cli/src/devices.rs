@@ -168,6 +168,13 @@ impl Device {
         self.state.lock().is_opening = true;
     }
 
+    /// Has the front ends take no more requests.
+    pub(crate) fn begin_stop(&self) {
+        let state = self.state.lock();
+        let attached = state.open.iter().flat_map(|opened| &opened.ends.attached);
+        attached.for_each(|attached| attached.begin_stop());
+    }
+
     /// Takes the parts that end before the pool is closed.
     pub(crate) fn take_ends(&self) -> Ends {
         let mut state = self.state.lock();

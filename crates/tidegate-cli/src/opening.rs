@@ -151,6 +151,7 @@ impl Opener {
             stop: stop.clone(),
             statistics: self.exports.statistics_of(&export),
             reached: Vec::new(),
+            durable_notes: Arc::default(),
             _in_use: in_use,
         };
         let memory = self.exports.request_memory();

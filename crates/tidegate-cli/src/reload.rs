@@ -22,6 +22,7 @@ use rustix::process::{Signal, getpid, kill_process};
 use tidegate::device::BlockDeviceExt;
 use tidegate::dram::Policy;
 use tidegate::opening::is_one_file;
+use tidegate::stack::Stack;
 use tidegate_serve::control::{Reply, Request};
 use tidegate_serve::nbd::{ExportTable, StopHandle, Tls};
 
@@ -360,14 +361,14 @@ fn close(device: &Device, exports: &ExportTable, reopens: bool) -> Result<()> {
     let detached = front_ends::stop_all(ends.attached);
     drop((ends.control, ends.removals));
     // The end of `keep-dirty` keeps the lock of the backing until the end of the process.
-    let drained = served.stack.drain();
+    let drained = served.confirm(Stack::drain);
     drop(served);
     if let Some(opened) = device.take_open() {
         drop(opened.served);
         // The receiver gets nothing: this waits for its senders to hang up.
         let _ = opened.released.recv();
     }
-    Ok(drained?).and(detached)
+    drained.and(detached)
 }
 
 /// Puts the table of `device` back into `plans` if the device must not be closed.

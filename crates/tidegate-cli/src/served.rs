@@ -6,9 +6,12 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::mpsc::Sender;
 
+use anyhow::Result;
+use parking_lot::Mutex;
 use tidegate::device::gate::Gate;
-use tidegate::stack::Stack;
+use tidegate::stack::{Stack, StackError};
 use tidegate_serve::nbd::{StatisticsSource, StopHandle};
+use tidegate_serve::vhost_user::DurableNote;
 
 use crate::plan::DevicePlan;
 
@@ -43,11 +46,24 @@ pub(crate) struct Served {
     pub(crate) statistics: StatisticsSource,
     /// How clients reach it otherwise than over NBD.
     pub(crate) reached: Vec<Reached>,
+    /// Notes for clients that their writes are durable, for the end of the pool.
+    pub(crate) durable_notes: Arc<Mutex<Vec<DurableNote>>>,
     /// Its receiver hangs up once the last copy of this is dropped, the stack first.
     pub(crate) _in_use: Sender<Infallible>,
 }
 
 impl Served {
+    /// Ends the work of the tiers by `end`, and notes for the clients that all their acknowledged
+    /// writes are durable.
+    ///
+    /// # Errors
+    /// The error of `end`; then the clients get no note.
+    pub(crate) fn confirm(&self, end: impl FnOnce(&Stack) -> Result<(), StackError>) -> Result<()> {
+        end(&self.stack)?;
+        std::mem::take(&mut *self.durable_notes.lock()).into_iter().for_each(DurableNote::confirm);
+        Ok(())
+    }
+
     /// Returns the path of the pool as a block device of this machine.
     pub(crate) fn block_device(&self) -> Option<&Path> {
         let found = self.reached.iter().find(|reached| reached.front_end == UBLK);

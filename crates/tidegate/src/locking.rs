@@ -7,14 +7,17 @@
 use std::fs::File;
 use std::io;
 use std::os::unix::fs::MetadataExt;
-use std::sync::mpsc;
 use std::time::Duration;
 
+use rustix::event::{Timespec, poll};
 use rustix::fs::{FlockOperation, flock};
 use rustix::io::Errno;
 
 /// How long the kernel may take to release the lock of a process that was killed.
 const RELEASE_TIMEOUT: Duration = Duration::from_secs(2);
+/// Interval of the attempts to get a lock.
+const PAUSE: Timespec = Timespec { tv_sec: 0, tv_nsec: 5_000_000 };
+const PAUSE_NS: u128 = 5_000_000;
 /// The flag of a process that is ending, in `/proc/PID/stat`: `PF_EXITING`.
 const EXITING: u64 = 4;
 
@@ -27,17 +30,23 @@ pub enum LockMode {
     Exclusive,
 }
 
+impl LockMode {
+    /// Returns the request for the lock that does not wait.
+    fn at_once(self) -> FlockOperation {
+        match self {
+            Self::Shared => FlockOperation::NonBlockingLockShared,
+            Self::Exclusive => FlockOperation::NonBlockingLockExclusive,
+        }
+    }
+}
+
 /// Locks `file` until its last descriptor is closed. Waits up to 2 s for a lock whose owner is dead
 /// or not to be seen from this PID namespace.
 ///
 /// # Errors
 /// [`io::ErrorKind::WouldBlock`] if another owner has the lock, or the kernel's error.
 pub fn lock(file: &File, mode: LockMode) -> io::Result<()> {
-    let at_once = match mode {
-        LockMode::Shared => FlockOperation::NonBlockingLockShared,
-        LockMode::Exclusive => FlockOperation::NonBlockingLockExclusive,
-    };
-    match flock(file, at_once) {
+    match flock(file, mode.at_once()) {
         Err(Errno::WOULDBLOCK) if !has_living_owner(file)? => {
             lock_within(file, mode, RELEASE_TIMEOUT)
         }
@@ -51,22 +60,15 @@ pub fn lock(file: &File, mode: LockMode) -> io::Result<()> {
 /// # Errors
 /// [`io::ErrorKind::WouldBlock`] after `timeout`, or the kernel's error.
 pub fn lock_within(file: &File, mode: LockMode, timeout: Duration) -> io::Result<()> {
-    let waiting = match mode {
-        LockMode::Shared => FlockOperation::LockShared,
-        LockMode::Exclusive => FlockOperation::LockExclusive,
-    };
-    // The lock is one of the open file, and so of both descriptors.
-    let file = file.try_clone()?;
-    let (sender, receiver) = mpsc::channel();
-    // A thread waits, since this lock has no timeout.
-    std::thread::Builder::new().spawn(move || {
-        let locked = flock(&file, waiting);
-        drop(file);
-        // The asking thread may have stopped waiting.
-        let _ = sender.send(locked);
-    })?;
-    let locked = receiver.recv_timeout(timeout);
-    Ok(locked.unwrap_or(Err(Errno::WOULDBLOCK))?)
+    let mut left = timeout.as_nanos() / PAUSE_NS;
+    loop {
+        match flock(file, mode.at_once()) {
+            Err(Errno::WOULDBLOCK) if left > 0 => left -= 1,
+            locked => return Ok(locked?),
+        }
+        // The kernel has no event for the release of a lock, and no wait for one with a timeout.
+        let _ = poll(&mut [], Some(&PAUSE));
+    }
 }
 
 /// Returns whether a process that lives owns a lock of `file`, or that cannot be told.
@@ -149,19 +151,12 @@ mod tests {
     #[test]
     fn a_dead_owner_is_waited_for() {
         let [one, other] = two_opens();
-        let waits_for = format!(":{} ", one.metadata().unwrap().ino());
         let mut program = std::process::Command::new("flock");
         let input = one.try_clone().unwrap();
         assert!(program.args(["-x", "0"]).stdin(input).status().unwrap().success());
         drop(program);
+        assert!(!has_living_owner(&other).unwrap());
         let waits = std::thread::spawn(move || lock(&other, LockMode::Exclusive));
-        let is_waiting = || {
-            let locks = std::fs::read_to_string("/proc/locks").unwrap();
-            locks.lines().any(|line| line.contains("->") && line.contains(&waits_for))
-        };
-        while !is_waiting() && !waits.is_finished() {
-            std::thread::yield_now();
-        }
         drop(one);
         waits.join().unwrap().unwrap();
     }

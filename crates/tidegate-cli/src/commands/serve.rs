@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 use tidegate::size::Size;
+use tidegate::stack::Stack;
 use tidegate_serve::control::{ControlServer, Request};
 use tidegate_serve::metrics::MetricsServer;
 use tidegate_serve::nbd::{ListenAddress, Server, ServerBuilder, Statistics, StopHandle, Tls};
@@ -111,10 +112,10 @@ fn serve_until(
     reloader.end();
     end_openers(&devices);
     let served = devices.served();
-    let detached = end_clients(&devices);
+    begin_stop(&devices);
     drop(metrics);
     drop(lists);
-    let closed = close_all(&served);
+    let closed = close_all(&devices);
     drop(waits);
     let others = served.iter().flat_map(|one| &one.reached);
     let others = others.map(|reached| reached.statistics.clone());
@@ -124,7 +125,7 @@ fn serve_until(
     // Standard output may take no bytes, so the summary is within the deadline.
     deadline.meet();
     // The data comes first: a failure to print must not hide what was not written back.
-    first_failure([closed, run, detached, printed.map_err(Into::into)])
+    first_failure([closed, run, printed.map_err(Into::into)])
 }
 
 /// Answers requests at the control socket of the device's table.
@@ -133,17 +134,9 @@ fn listen(device: &Arc<Device>) -> Result<()> {
     Ok(())
 }
 
-/// Ends the block devices and the control sockets: no request changes a pool any more.
-fn end_clients(devices: &Devices) -> Result<()> {
-    let all = devices.all();
-    let mut ends: Vec<_> = all.iter().map(|device| device.take_ends()).collect();
-    let attached = ends.iter_mut().flat_map(|ends| std::mem::take(&mut ends.attached));
-    let detached = front_ends::stop_all(attached);
-    for (device, ends) in all.iter().zip(ends) {
-        end_control(&device.plan, device.take_control().into_iter().chain(ends.control));
-        drop(ends.removals);
-    }
-    detached
+/// Has all front ends take no more requests: no device waits for the end of another one.
+fn begin_stop(devices: &Devices) {
+    devices.all().iter().for_each(|device| device.begin_stop());
 }
 
 /// Runs `server` until `stop` is signalled, and `announce` beside it: clients of devices that are
@@ -190,13 +183,26 @@ fn end_control(plan: &DevicePlan, servers: impl Iterator<Item = ControlServer>) 
     }
 }
 
-/// Closes all stacks at once, since one may wait for its backing until the deadline: drains each,
-/// or leaves its data in the pool.
+/// Closes all devices at once, since one may wait for its backing until the deadline.
 ///
 /// # Errors
 /// Returns the first failure; the others are logged.
-fn close_all(served: &[Served]) -> Result<()> {
-    first_failure(at_once(served, |one| one.stack.close().map_err(Into::into)))
+fn close_all(devices: &Devices) -> Result<()> {
+    first_failure(at_once(&devices.all(), |device| close(device)))
+}
+
+/// Ends the front ends and the control sockets of a device, so that no request changes its pool any
+/// more. Then drains the stack, or leaves its data in the pool.
+///
+/// # Errors
+/// The tiers cannot be written back, or a front end cannot be ended.
+fn close(device: &Device) -> Result<()> {
+    let ends = device.take_ends();
+    let stopped = front_ends::stop_all(ends.attached);
+    end_control(&device.plan, device.take_control().into_iter().chain(ends.control));
+    drop(ends.removals);
+    let closed = device.served().map_or(Ok(()), |served| served.confirm(Stack::close));
+    first_failure([closed, stopped])
 }
 
 /// Awaits all `results`.

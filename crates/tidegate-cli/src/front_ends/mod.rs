@@ -10,6 +10,7 @@ use anyhow::Result;
 use tidegate::device::BlockDevice;
 use tidegate::dram::Policy;
 use tidegate_serve::nbd::StopHandle;
+use tidegate_serve::vhost_user::DurableNote;
 use tidegate_serve::{LogSink, RequestMemory};
 
 use crate::args::DeviceArgs;
@@ -53,6 +54,15 @@ impl Offer<'_> {
 
 /// A pool whose clients a front end serves.
 pub(crate) trait Attached: Send {
+    /// Has the front end take no more requests, without waiting for those in progress.
+    fn begin_stop(&self) {}
+
+    /// Returns the note for the clients that their acknowledged writes are durable. It is given
+    /// once the tiers are written back.
+    fn durable_note(&self) -> Option<DurableNote> {
+        None
+    }
+
     /// Answers the requests in progress, and takes no more.
     ///
     /// # Errors
@@ -105,6 +115,7 @@ pub(crate) fn attach_all(
     for front_end in wanted(&plan.args) {
         let (reached, attached) = (front_end.attach)(&Offer { served, device, stop, memory })?;
         served.reached.push(reached);
+        served.durable_notes.lock().extend(attached.durable_note());
         all.push(attached);
     }
     Ok(all)

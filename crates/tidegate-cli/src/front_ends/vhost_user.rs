@@ -1,7 +1,7 @@
 //! Served pools as disks of virtual machines.
 
 use anyhow::{Context, Result};
-use tidegate_serve::vhost_user::{Options, VhostUser};
+use tidegate_serve::vhost_user::{DurableNote, Options, VhostUser};
 
 use super::ublk::{identity_of, uuid_of};
 use super::{Attached, Begun, FrontEnd, Offer, survives_a_kill};
@@ -16,6 +16,14 @@ pub(super) const FRONT_END: FrontEnd = FrontEnd {
 };
 
 impl Attached for VhostUser {
+    fn begin_stop(&self) {
+        Self::begin_stop(self);
+    }
+
+    fn durable_note(&self) -> Option<DurableNote> {
+        Some(Self::durable_note(self))
+    }
+
     fn stop(self: Box<Self>) -> Result<()> {
         drop(self);
         Ok(())

@@ -152,6 +152,12 @@ pub(super) fn features(rules: &Rules) -> u64 {
         | if rules.geometry.volatile_cache { feature::FLUSH } else { 0 }
 }
 
+/// Returns the features that a guest may have, since an earlier server of the disk may have offered
+/// more: flushes do no harm, and changes of a read-only disk fail.
+pub(super) fn accepted(rules: &Rules) -> u64 {
+    features(rules) | feature::FLUSH | feature::DISCARD | feature::WRITE_ZEROES | feature::READ_ONLY
+}
+
 #[cfg(test)]
 mod tests {
     use tidegate::device::BlockDevice;

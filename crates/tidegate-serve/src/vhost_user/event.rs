@@ -1,12 +1,15 @@
 //! The eventfds of a virtual machine.
 //!
-//! Invariant: no read and no write of an event waits, whatever its other owners do with it.
+//! Invariant: no read of an event waits, whatever its other owners do, and no write unless another
+//! owner fills the event in the same moment.
 
 use std::fs::File;
-use std::io;
+use std::io::{self, IoSliceMut};
 
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fd::{AsFd, AsRawFd, BorrowedFd};
 use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
+use rustix::io::{ReadWriteFlags, preadv2};
 use zerocopy::IntoBytes;
 
 /// An eventfd that a client has passed.
@@ -28,12 +31,23 @@ impl Event {
 
     /// Signals the event. An event that cannot be signalled more often is signalled already.
     pub(super) fn signal(&self) {
-        let _ = rustix::io::write(&self.0, 1_u64.as_bytes());
+        // Another owner may have made it one whose writes wait.
+        if self.is_ready(PollFlags::OUT) {
+            let _ = rustix::io::write(&self.0, 1_u64.as_bytes());
+        }
     }
 
     /// Makes the event wait for the next signal.
     pub(super) fn reset(&self) {
-        let _ = rustix::io::read(&self.0, &mut [0; 8]);
+        let mut count = [0; 8];
+        let mut buffers = [IoSliceMut::new(&mut count)];
+        // At the present position, which an eventfd does not have.
+        let _ = preadv2(&self.0, &mut buffers, u64::MAX, ReadWriteFlags::NOWAIT);
+    }
+
+    fn is_ready(&self, wanted: PollFlags) -> bool {
+        let mut ready = [PollFd::new(&self.0, wanted)];
+        poll(&mut ready, Some(&Timespec::default())).is_ok_and(|ready| ready > 0)
     }
 }
 
@@ -58,5 +72,12 @@ mod tests {
         rustix::io::write(&event, (u64::MAX - 1).as_bytes()).expect("written");
         event.signal();
         event.reset();
+        assert!(!event.is_ready(PollFlags::IN), "the signals are taken");
+        // A monitor may change the flags of the file at any time.
+        let flags = fcntl_getfl(&event).expect("flags");
+        fcntl_setfl(&event, flags - OFlags::NONBLOCK).expect("set");
+        event.reset();
+        rustix::io::write(&event, (u64::MAX - 1).as_bytes()).expect("written");
+        event.signal();
     }
 }

@@ -11,16 +11,16 @@
 //!    here at each moment. The mark is set before the request reaches the device.
 //! 2. A request whose answer the guest has got is never run again, although the answer and the end
 //!    of the mark are two stores: the head of the last batch is noted before the answer.
-//! 3. The version is zero while no request is in flight and the queue rests: a region whose version
-//!    is set was left by a server that was killed.
+//! 3. The version is zero while no request is in flight and the queue rests.
 //! 4. A machine has one disk until it is reset. Bytes that the protocol does not use have its mark,
-//!    and tell whether a kill of the last server has lost acknowledged writes.
+//!    and tell whether acknowledged writes have ended with the last server.
 //!
 //! All stores are atomic, and each that ends a step has release order: a killed process leaves a
 //! prefix of its stores. An answer is a batch of one.
 
 use std::fs::File;
 use std::io;
+use std::os::unix::fs::MetadataExt;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
@@ -43,10 +43,10 @@ const ENTRY_BYTES: u64 = 16;
 /// a state, and two halves of the disk's mark.
 const STATE_AT: u64 = FRONT_BYTES + 1;
 const MARKS_AT: [u64; 2] = [FRONT_BYTES + 2, FRONT_BYTES + 4];
-/// The state of memory whose server loses no acknowledged write if it is killed.
-const SURVIVES: u8 = 1;
-/// The state of memory whose server loses acknowledged writes if it is killed.
-const LOSES: u8 = 2;
+/// The state of memory whose last server has lost no acknowledged write, even if it was killed.
+const KEPT: u8 = 1;
+/// The state of memory whose last server held acknowledged writes in memory of its own.
+const HELD: u8 = 2;
 const NEXT_AT: u64 = 6;
 const COUNTER_AT: u64 = 8;
 /// Regions begin at multiples of this.
@@ -61,12 +61,14 @@ fn region_bytes(entries: u16) -> u64 {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub(super) enum Refusal {
     /// The machine had another disk, whose content its guest knows.
-    #[error("the machine's disk was another pool, or had another size; reset the machine")]
-    OtherDisk,
-    /// Its last server was killed, and has lost writes.
     #[error(
-        "the machine's last server was killed, and with it writes that it had acknowledged; reset \
-         the machine"
+        "the machine's disk was another pool, or had another size or access; reset the machine"
+    )]
+    OtherDisk,
+    /// Its last server has ended with acknowledged writes in its memory.
+    #[error(
+        "the machine's last server has ended before it wrote its write cache back, and acknowledged \
+         writes are lost; reset the machine"
     )]
     LostWrites,
     /// The memory is not all there.
@@ -77,6 +79,8 @@ pub(super) enum Refusal {
 /// The requests in flight of all queues.
 pub(super) struct Inflight {
     memory: Guest,
+    /// Device and inode of the file.
+    file: (u64, u64),
     queues: u16,
     entries: u16,
     /// Stores before the process is killed, as a test has it.
@@ -110,6 +114,8 @@ impl Inflight {
             let what = "the memory for requests in flight has another size than its queues need";
             return Err(io::Error::new(io::ErrorKind::InvalidInput, what));
         }
+        let metadata = file.metadata()?;
+        let numbers = (metadata.dev(), metadata.ino());
         let part = Part {
             file,
             offset: described.mmap_offset,
@@ -119,6 +125,7 @@ impl Inflight {
         };
         Ok(Arc::new(Self {
             memory: Guest::map(vec![part])?,
+            file: numbers,
             queues,
             entries,
             #[cfg(test)]
@@ -126,12 +133,18 @@ impl Inflight {
         }))
     }
 
-    /// Notes that a server of the disk with `mark` uses the memory. A kill of this server loses no
-    /// acknowledged write if `survives_a_kill` is set.
+    /// Notes that a server of the disk with `mark` uses the memory. One that does not survive a
+    /// kill may lose acknowledged writes with its end, until [`confirm`](Self::confirm). The
+    /// memory `is_own` if this server has claimed it before.
     ///
     /// # Errors
     /// The machine must not go on with this disk.
-    pub(super) fn claim(&self, mark: u64, survives_a_kill: bool) -> Result<(), Refusal> {
+    pub(super) fn claim(
+        &self,
+        mark: u64,
+        survives_a_kill: bool,
+        is_own: bool,
+    ) -> Result<(), Refusal> {
         let before = self.load::<u8>(STATE_AT)?;
         for (at, shift) in MARKS_AT.into_iter().zip([0, 16]) {
             let half = u16::try_from(mark >> shift & 0xffff).unwrap_or(0);
@@ -141,22 +154,23 @@ impl Inflight {
                 return Err(Refusal::OtherDisk);
             }
         }
-        if before == LOSES && self.is_left()? {
+        if before == HELD && !is_own {
             return Err(Refusal::LostWrites);
         }
         // Last: with the state, the halves of the mark are both there.
-        self.store(STATE_AT, if survives_a_kill { SURVIVES } else { LOSES })?;
+        self.store(STATE_AT, if survives_a_kill { KEPT } else { HELD })?;
         Ok(())
     }
 
-    /// Returns whether a server that used the memory was killed.
-    fn is_left(&self) -> Result<bool, Fault> {
-        for queue in 0..u64::from(self.queues) {
-            if self.load::<u16>(region_bytes(self.entries) * queue + VERSION_AT)? != 0 {
-                return Ok(true);
-            }
-        }
-        Ok(false)
+    /// Notes that all acknowledged writes are durable, and no more will be acknowledged.
+    pub(super) fn confirm(&self) {
+        // Memory that is gone tells nothing to the next server.
+        let _ = self.store(STATE_AT, KEPT);
+    }
+
+    /// Returns the numbers of the file.
+    pub(super) fn file(&self) -> (u64, u64) {
+        self.file
     }
 
     /// Returns the requests in flight of queue `number`, with `entries`.

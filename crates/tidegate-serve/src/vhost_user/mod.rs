@@ -12,12 +12,14 @@
 //!    kill has lost acknowledged writes, the machine is refused until it is reset.
 //! 3. A guest that breaks the rules gets its queue stopped, and harms no other client.
 //!
-//! Entry points: [`VhostUser::start`], and its drop. Inside: `server` (the socket), `session` (the
-//! monitor's messages), `queue` (a thread for each queue), `ring` (the requests of a queue, without
-//! its thread), `chain` (the memory of a request), `inflight` (requests in flight), `guest` (the
-//! machine's memory), `event` (eventfds) and `abi` (structs and numbers of virtio).
+//! Entry points: [`VhostUser::start`], and its drop. Inside: `server` (the socket), `arrival`
+//! (whole messages), `session` (the monitor's messages), `queue` (a thread for each queue), `ring`
+//! (the requests of a queue, without its thread), `chain` (the memory of a request), `inflight`
+//! (requests in flight), `guest` (the machine's memory), `event` (eventfds) and `abi` (structs and
+//! numbers of virtio).
 
 mod abi;
+mod arrival;
 mod chain;
 #[cfg(test)]
 mod cut_tests;
@@ -35,12 +37,14 @@ mod ring;
 mod server;
 mod session;
 
-pub use server::{Options, VhostUser};
+pub use server::{DurableNote, Options, VhostUser};
 
 /// Most queues of a machine, each with a thread while it is used.
 const QUEUES_MAX: u16 = 64;
 /// Most entries of a queue.
 const QUEUE_ENTRIES_MAX: u16 = 1024;
+/// Most parts of a machine's memory, as the protocol has it.
+const REGIONS_MAX: usize = 8;
 /// Most segments of a request's data.
 const SEGMENTS_MAX: u32 = 126;
 /// Most bytes of a segment.

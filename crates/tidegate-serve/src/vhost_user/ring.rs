@@ -331,10 +331,12 @@ impl Ring {
         };
         if let Action::Write(_) = job.request.action {
             let data = buffer.as_mut().map_or(&mut [][..], IoBuffer::data_mut);
-            job.chain.readable.read(guest.memory(), size_of::<Header>(), data)?;
+            let read = job.chain.readable.read(guest.memory(), size_of::<Header>(), data);
+            read.inspect_err(|_| self.release(&job))?;
         }
         // A request with data has its buffer.
         let Some(mut operation) = job.request.operation(&mut buffer) else {
+            self.release(&job);
             return Err(Fault::Queue);
         };
         if let Some(result) = self.device.attempt(&mut operation.borrow()) {
@@ -344,7 +346,7 @@ impl Ring {
         Ok(())
     }
 
-    /// Returns the buffer of a request, if it needs one. Returns `None` without memory for it.
+    /// Returns the buffer of a request, if it needs one. Returns `None` without memory.
     #[expect(clippy::option_option, reason = "no memory is not the same as no need")]
     fn buffer_for(&mut self, job: &Job) -> Option<Option<IoBuffer>> {
         if !matches!(job.request.action, Action::Read | Action::Write(_)) {

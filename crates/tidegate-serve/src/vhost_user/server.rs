@@ -3,14 +3,13 @@
 //! Invariants:
 //! 1. A connection is closed after its requests are answered: the monitor then looks in its memory
 //!    how far the server has come.
-//! 2. A monitor that sends a part of a message, or takes no answers, holds the thread for at most
-//!    [`MESSAGE_TIMEOUT`].
+//! 2. The protocol's crate waits for the rest of a message, and for space for an answer, without
+//!    end. So it gets only whole messages, and only while there is space (`arrival`).
 
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 // The protocol's crate takes the standard library's mutex.
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fd::OwnedFd;
@@ -20,6 +19,7 @@ use vhost::vhost_user::{BackendReqHandler, Error};
 
 use super::REQUEST_BYTES_MAX;
 use super::abi::SERIAL_BYTES;
+use super::arrival::{Arrival, Next};
 use super::ring::Disk;
 use super::session::{Service, Session};
 use crate::budget::RequestMemory;
@@ -30,8 +30,6 @@ use crate::request::Rules;
 use crate::statistics::StatisticsSource;
 use crate::{ListenAddress, LogSink, ServeError, StopHandle, Worker};
 
-/// The longest wait for the rest of a message, and for space for an answer.
-const MESSAGE_TIMEOUT: Duration = Duration::from_secs(5);
 /// Pause after a failed accept: the system is out of descriptors.
 const ACCEPT_PAUSE: Timespec = Timespec { tv_sec: 0, tv_nsec: 100_000_000 };
 
@@ -58,7 +56,20 @@ pub struct Options {
 pub struct VhostUser {
     path: PathBuf,
     statistics: StatisticsSource,
+    service: Arc<Service>,
+    stop: StopHandle,
     _worker: Worker,
+}
+
+/// The machine of a disk that was dropped.
+pub struct DurableNote(Arc<Service>);
+
+impl DurableNote {
+    /// Notes in the machine's memory that all its acknowledged writes are durable. Without this
+    /// note no server gives the machine a disk that holds writes in memory of its own.
+    pub fn confirm(self) {
+        self.0.claimed.lock().iter().for_each(|inflight| inflight.confirm());
+    }
 }
 
 impl VhostUser {
@@ -78,7 +89,8 @@ impl VhostUser {
         let len = text.len().min(SERIAL_BYTES);
         serial[..len].copy_from_slice(&text[..len]);
         let Geometry { blocks, block_bytes, .. } = rules.geometry;
-        let described = format!("{} {blocks} {block_bytes}", options.identity);
+        let is_read_only = options.read_only || rules.geometry.read_only;
+        let described = format!("{} {blocks} {block_bytes} {is_read_only}", options.identity);
         let (device, counters) = (Arc::clone(device), Arc::default());
         let statistics = StatisticsSource::of(Arc::clone(&counters));
         let service = Arc::new(Service {
@@ -86,11 +98,24 @@ impl VhostUser {
             budget: Arc::clone(&options.memory.0),
             mark: mark_of(&described),
             survives_a_kill: options.survives_a_kill,
+            claimed: parking_lot::Mutex::default(),
             log: Arc::new(Log::new(Arc::clone(&options.log))),
         });
-        let serve = move |stop: &StopHandle| serve(&listener, &service, stop);
-        let worker = Worker::start("vhost-user", StopHandle::new()?, serve)?;
-        Ok(Self { path: options.socket.clone(), statistics, _worker: worker })
+        let (served, stop) = (Arc::clone(&service), StopHandle::new()?);
+        let serve = move |stop: &StopHandle| serve(&listener, &served, stop);
+        let worker = Worker::start("vhost-user", stop.clone(), serve)?;
+        Ok(Self { path: options.socket.clone(), statistics, service, stop, _worker: worker })
+    }
+
+    /// Begins to stop: takes no more requests.
+    pub fn begin_stop(&self) {
+        self.stop.stop();
+    }
+
+    /// Returns a note for the machine that its acknowledged writes are durable. To be taken once
+    /// the disk is dropped, and its tiers are written back.
+    pub fn durable_note(&self) -> DurableNote {
+        DurableNote(Arc::clone(&self.service))
     }
 
     /// Returns the path of the socket.
@@ -140,13 +165,10 @@ fn converse(socket: OwnedFd, listener: &Listener, service: &Arc<Service>, stop: 
     }
 }
 
-/// Bounds waits for messages. Returns another descriptor of `socket`.
+/// Makes reads and writes of `socket` wait. Returns another descriptor of `socket`.
 fn prepare(socket: &UnixStream) -> Result<UnixStream, Error> {
-    let prepared = socket
-        .set_nonblocking(false)
-        .and_then(|()| socket.set_read_timeout(Some(MESSAGE_TIMEOUT)))
-        .and_then(|()| socket.set_write_timeout(Some(MESSAGE_TIMEOUT)));
-    prepared.and_then(|()| socket.try_clone()).map_err(Error::ReqHandlerError)
+    let prepared = socket.set_nonblocking(false).and_then(|()| socket.try_clone());
+    prepared.map_err(Error::ReqHandlerError)
 }
 
 fn handle_messages(
@@ -156,29 +178,22 @@ fn handle_messages(
     service: &Service,
     stop: &StopHandle,
 ) -> Result<(), Error> {
+    let arrival = Arrival::new(socket).map_err(Error::ReqHandlerError)?;
     loop {
-        let mut ready = [
-            PollFd::new(stop, PollFlags::IN),
-            PollFd::new(socket, PollFlags::IN),
-            PollFd::new(listener, PollFlags::IN),
-        ];
-        let _ = poll(&mut ready, None);
-        let [is_stopped, has_message, has_other] = ready.map(|one| !one.revents().is_empty());
-        if is_stopped {
-            return Ok(());
-        }
-        if has_message {
-            match handler.handle_request() {
+        match arrival.next(stop, listener).map_err(Error::ReqHandlerError)? {
+            Next::Stop => return Ok(()),
+            Next::Message => match handler.handle_request() {
                 Ok(()) => {}
                 Err(Error::Disconnected) => return Ok(()),
                 Err(error) => return Err(error),
-            }
+            },
             // A monitor that connects anew has closed its first connection before.
-            continue;
-        }
-        if has_other && let Ok(other) = listener.accept() {
-            service.log.line("vhost-user: another monitor is refused: the disk is in use");
-            drop(other);
+            Next::Other => {
+                if let Ok(other) = listener.accept() {
+                    service.log.line("vhost-user: another monitor is refused: the disk is in use");
+                    drop(other);
+                }
+            }
         }
     }
 }

@@ -4,7 +4,7 @@
 //! 1. A queue has a thread while it is enabled and has its addresses, its memory and an event for
 //!    the guest's notifications.
 //! 2. The answer to "stop the queue" comes once each request of the queue is answered.
-//! 3. No message waits for anything else, and none ends the process.
+//! 3. No message waits for anything but requests of queues, and none ends the process.
 
 use std::fs::File;
 use std::io;
@@ -21,13 +21,13 @@ use vhost::vhost_user::{Error, GpuBackend, Result, VhostUserBackendReqHandlerMut
 use virtio_queue::{Queue, QueueT};
 use vm_memory::GuestAddress;
 
-use super::abi::{Configuration, feature, features};
+use super::abi::{Configuration, accepted, feature, features};
 use super::event::Event;
 use super::guest::{Guest, Part};
 use super::inflight::Inflight;
 use super::queue::{Events, Running};
 use super::ring::{Disk, Mail, Parts};
-use super::{QUEUE_ENTRIES_MAX, QUEUES_MAX};
+use super::{QUEUE_ENTRIES_MAX, QUEUES_MAX, REGIONS_MAX};
 use crate::budget::{Budget, Lease, Wakes};
 use crate::log::Log;
 
@@ -39,6 +39,8 @@ pub(super) struct Service {
     pub(super) mark: u64,
     /// Whether the end of a server by a kill loses no write that it has acknowledged.
     pub(super) survives_a_kill: bool,
+    /// The memory for requests in flight of the last machine.
+    pub(super) claimed: Mutex<Option<Arc<Inflight>>>,
     pub(super) log: Arc<Log>,
 }
 
@@ -101,6 +103,11 @@ impl Session {
         };
         if !vring.is_enabled || vring.running.is_some() {
             return Ok(());
+        }
+        if inflight.is_none() && !service.survives_a_kill {
+            let what = "the disk has a write cache, and this monitor has no memory for requests in \
+                        flight: it could not tell that a kill has lost writes";
+            return Err(Error::ReqHandlerError(io::Error::other(what)));
         }
         let number = u16::try_from(index).map_err(|_| Error::InvalidParam)?;
         let mark = |inflight: Arc<Inflight>| inflight.queue(number, vring.entries);
@@ -186,8 +193,10 @@ impl VhostUserBackendReqHandlerMut for Session {
     }
 
     fn set_features(&mut self, acknowledged: u64) -> Result<()> {
-        if acknowledged & !features(&self.service.disk.rules) != 0 {
-            return Err(Error::InvalidParam);
+        let unknown = acknowledged & !accepted(&self.service.disk.rules);
+        if unknown != 0 {
+            let what = format!("the machine has features that no such disk has: {unknown:#x}");
+            return Err(Error::ReqHandlerError(io::Error::other(what)));
         }
         self.features = acknowledged;
         if acknowledged & feature::PROTOCOL == 0 {
@@ -218,6 +227,9 @@ impl VhostUserBackendReqHandlerMut for Session {
         files: Vec<File>,
         _postcopy_listening: Option<bool>,
     ) -> Result<Option<Vec<VhostUserMemoryRegionBase>>> {
+        if regions.len() > REGIONS_MAX {
+            return Err(Error::InvalidParam);
+        }
         let part = |(region, file): (&VhostUserMemoryRegion, File)| Part {
             file,
             offset: region.mmap_offset,
@@ -341,9 +353,16 @@ impl VhostUserBackendReqHandlerMut for Session {
     }
 
     fn set_inflight_fd(&mut self, described: &VhostUserInflight, file: File) -> Result<()> {
+        if self.vrings.iter().any(|vring| vring.running.is_some()) {
+            return Err(Error::InvalidOperation("a queue runs"));
+        }
         let inflight = Inflight::open(described, file).map_err(Error::ReqHandlerError)?;
         let Service { mark, survives_a_kill, .. } = *self.service;
-        inflight.claim(mark, survives_a_kill).map_err(failed)?;
+        let mut claimed = self.service.claimed.lock();
+        let is_own = claimed.as_ref().is_some_and(|claimed| claimed.file() == inflight.file());
+        inflight.claim(mark, survives_a_kill, is_own).map_err(failed)?;
+        *claimed = Some(Arc::clone(&inflight));
+        drop(claimed);
         self.inflight = Some(inflight);
         Ok(())
     }

@@ -1,6 +1,6 @@
 //! Machines and monitors that break the rules: each harms only itself.
 
-use std::io::Write as _;
+use std::io::{Read as _, Write as _};
 use std::os::unix::net::UnixStream;
 
 use proptest::prelude::*;
@@ -146,6 +146,25 @@ fn messages_of_any_bytes_end_the_connection_at_most() {
         .expect("no case fails");
     let disk = MachineDisk::new(&scene.socket(), &device.geometry());
     disk.flush().expect("flushed");
+}
+
+/// A monitor that sends a part of a message, or takes no answers, is given up.
+#[test]
+fn a_monitor_that_stops_in_the_middle_is_given_up() {
+    let device = blocks(512, 1 << 20);
+    let scenes = [(); 2].map(|()| Scene::new(&device, SERVED));
+    let get_features = [1_u32, 1, 0].map(u32::to_le_bytes).concat();
+    let mut part = UnixStream::connect(scenes[0].socket()).expect("it listens");
+    part.write_all(&get_features[..6]).expect("sent");
+    let mut deaf = UnixStream::connect(scenes[1].socket()).expect("it listens");
+    // Until the server, which cannot send its answers, takes no more and gives up.
+    while deaf.write_all(&get_features).is_ok() {}
+    let read = part.read(&mut [0]);
+    assert!(matches!(read, Ok(0) | Err(_)), "{read:?}");
+    for scene in &scenes {
+        let disk = MachineDisk::new(&scene.socket(), &device.geometry());
+        disk.flush().expect("flushed");
+    }
 }
 
 /// Random descriptors in a small part of the memory, some of them sound.
