@@ -41,7 +41,7 @@ impl PmemBlkPool {
 
     /// Returns the number of a block that C gives.
     fn number(&self, block: c_longlong) -> Result<u64> {
-        let number = u64::try_from(block).ok().filter(|&it| it < self.btt.summary().blocks);
+        let number = u64::try_from(block).ok().filter(|&number| number < self.btt.summary().blocks);
         number.ok_or_else(|| {
             let blocks = self.btt.summary().blocks;
             Failure::invalid(format!("block {block} is outside the pool's {blocks} blocks"))
@@ -65,7 +65,7 @@ pub unsafe extern "C" fn pmemblk_create(
     answer(std::ptr::null_mut(), || {
         // SAFETY: passed on from the caller.
         let path = unsafe { edge::path(path) }?;
-        let block_bytes = u32::try_from(bsize).ok().filter(|&it| it > 0);
+        let block_bytes = u32::try_from(bsize).ok().filter(|&bytes| bytes > 0);
         let block_bytes = block_bytes
             .ok_or_else(|| Failure::invalid(format!("blocks cannot have {bsize} bytes")))?;
         let options = BttOptions::libpmemblk(block_bytes);

@@ -361,7 +361,7 @@ fn close(device: &Device, exports: &ExportTable, reopens: bool) -> Result<()> {
     let detached = front_ends::stop_all(ends.attached);
     drop((ends.control, ends.removals));
     // The end of `keep-dirty` keeps the lock of the backing until the end of the process.
-    let drained = served.confirm(Stack::drain);
+    let drained = served.end(Stack::drain);
     drop(served);
     if let Some(opened) = device.take_open() {
         drop(opened.served);

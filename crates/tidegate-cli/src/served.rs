@@ -58,7 +58,7 @@ impl Served {
     ///
     /// # Errors
     /// The error of `end`; then the clients get no note.
-    pub(crate) fn confirm(&self, end: impl FnOnce(&Stack) -> Result<(), StackError>) -> Result<()> {
+    pub(crate) fn end(&self, end: impl FnOnce(&Stack) -> Result<(), StackError>) -> Result<()> {
         end(&self.stack)?;
         std::mem::take(&mut *self.durable_notes.lock()).into_iter().for_each(DurableNote::confirm);
         Ok(())

@@ -28,11 +28,9 @@ pub struct Coverage {
 pub fn coverage() -> io::Result<Vec<Coverage>> {
     let mounts = std::fs::read("/proc/self/mountinfo")?;
     let mut devices = BTreeSet::new();
-    let is_of_disk = |mount: &Mount| mount.source.starts_with('/');
-    let mut first_of_disk =
-        writable_mounts(&mounts).filter(|mount| is_of_disk(mount)).collect::<Vec<_>>();
-    first_of_disk.retain(|mount| devices.insert(mount.device.clone()));
-    Ok(first_of_disk.into_iter().map(of_mount).collect())
+    let of_disks = writable_mounts(&mounts).filter(|mount| mount.source.starts_with('/'));
+    let firsts = of_disks.filter(|mount| devices.insert(mount.device.clone()));
+    Ok(firsts.map(of_mount).collect())
 }
 
 fn of_mount(mount: Mount) -> Coverage {

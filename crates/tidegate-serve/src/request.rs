@@ -126,15 +126,15 @@ pub(crate) fn errno_of(error: &DeviceError) -> Errno {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use tidegate::device::BlockDevice;
     use tidegate::device::memory::MemoryDevice;
 
     use super::*;
 
-    const MAX: u32 = 256 << 10;
+    pub(crate) const MAX: u32 = 256 << 10;
 
-    fn rules(block_bytes: u32, blocks: u64) -> Rules {
+    pub(crate) fn rules(block_bytes: u32, blocks: u64) -> Rules {
         let geometry = MemoryDevice::new(block_bytes, blocks).expect("a device").geometry();
         Rules { geometry, read_only: false, request_bytes_max: MAX }
     }

@@ -16,8 +16,8 @@ use rustix::io::Errno;
 /// How long the kernel may take to release the lock of a process that was killed.
 const RELEASE_TIMEOUT: Duration = Duration::from_secs(2);
 /// Interval of the attempts to get a lock.
-const PAUSE: Timespec = Timespec { tv_sec: 0, tv_nsec: 5_000_000 };
-const PAUSE_NS: u128 = 5_000_000;
+const PAUSE: Timespec = Timespec { tv_sec: 0, tv_nsec: PAUSE_NS };
+const PAUSE_NS: i64 = 5_000_000;
 /// The flag of a process that is ending, in `/proc/PID/stat`: `PF_EXITING`.
 const EXITING: u64 = 4;
 
@@ -60,7 +60,7 @@ pub fn lock(file: &File, mode: LockMode) -> io::Result<()> {
 /// # Errors
 /// [`io::ErrorKind::WouldBlock`] after `timeout`, or the kernel's error.
 pub fn lock_within(file: &File, mode: LockMode, timeout: Duration) -> io::Result<()> {
-    let mut left = timeout.as_nanos() / PAUSE_NS;
+    let mut left = timeout.as_nanos() / u128::from(PAUSE_NS.unsigned_abs());
     loop {
         match flock(file, mode.at_once()) {
             Err(Errno::WOULDBLOCK) if left > 0 => left -= 1,

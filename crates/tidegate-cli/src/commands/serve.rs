@@ -201,7 +201,7 @@ fn close(device: &Device) -> Result<()> {
     let stopped = front_ends::stop_all(ends.attached);
     end_control(&device.plan, device.take_control().into_iter().chain(ends.control));
     drop(ends.removals);
-    let closed = device.served().map_or(Ok(()), |served| served.confirm(Stack::close));
+    let closed = device.served().map_or(Ok(()), |served| served.end(Stack::close));
     first_failure([closed, stopped])
 }
 

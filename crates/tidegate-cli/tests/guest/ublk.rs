@@ -22,7 +22,7 @@ static SYSTEM: LazyLock<System> = LazyLock::new(|| {
 /// The disk of the first server.
 const DISK: &str = "/dev/ublkb0";
 /// Bytes of the exchange that loads write.
-const LOAD_MIB: usize = 16;
+pub(crate) const LOAD_MIB: usize = 16;
 
 fn boot(lab: &Lab) -> Guest {
     boot_with(lab, &[])
@@ -35,7 +35,7 @@ fn boot_with(lab: &Lab, nvdimms: &[Nvdimm]) -> Guest {
 }
 
 /// Fills the part of the exchange that loads write. Returns its sum.
-fn fill(guest: &mut Guest) -> String {
+pub(crate) fn fill(guest: &mut Guest) -> String {
     let data: Vec<u8> =
         (0..LOAD_MIB << 20).map(|at| crate::pool::mix(at as u64).to_le_bytes()[0]).collect();
     guest.fill_exchange(&data);
@@ -53,7 +53,7 @@ fn create(guest: &mut Guest, arguments: &str) {
 }
 
 /// Asserts that the kernel has seen no I/O error.
-fn assert_no_io_error(guest: &mut Guest) {
+pub(crate) fn assert_no_io_error(guest: &mut Guest) {
     let (status, found) = guest.try_run("dmesg | grep -i 'i/o error'");
     assert_eq!(status, 1, "{found}");
 }

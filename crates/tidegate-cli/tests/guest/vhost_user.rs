@@ -10,6 +10,7 @@ use rustix::process::Signal;
 use crate::initramfs::Addition;
 use crate::run::{libraries, read};
 use crate::support::{Server, ok, tidegate};
+use crate::ublk::{LOAD_MIB, assert_no_io_error, fill};
 use crate::vm::{Drive, Guest, Lab, System};
 
 /// A root with the driver of virtual disks, and the programs of ext4.
@@ -28,8 +29,6 @@ static SYSTEM: LazyLock<System> = LazyLock::new(|| {
 });
 
 const DISK: &str = "/dev/vda";
-/// Bytes of the exchange that loads write.
-const LOAD_MIB: usize = 16;
 
 /// The pool and the backing of a disk, and its socket.
 struct Place {
@@ -63,21 +62,6 @@ impl Place {
     fn boot(&self) -> Guest {
         Guest::boot_system(&SYSTEM, &self.lab, &[], Some(Drive::VhostUser(&self.socket())))
     }
-}
-
-/// Fills the part of the exchange that loads write. Returns its sum.
-fn fill(guest: &mut Guest) -> String {
-    let data: Vec<u8> =
-        (0..LOAD_MIB << 20).map(|at| crate::pool::mix(at as u64).to_le_bytes()[0]).collect();
-    guest.fill_exchange(&data);
-    let exchange = guest.exchange();
-    guest.run(&format!("sum {exchange} {LOAD_MIB}"))
-}
-
-/// Asserts that the guest's kernel has seen no I/O error.
-fn assert_no_io_error(guest: &mut Guest) {
-    let (status, found) = guest.try_run("dmesg | grep -i 'i/o error'");
-    assert_eq!(status, 1, "{found}");
 }
 
 #[test]

@@ -45,17 +45,10 @@ pub(super) fn refusal(error: Errno) -> i32 {
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;
-    use tidegate::device::memory::MemoryDevice;
-    use tidegate::device::{BlockDevice, DeviceError, DeviceErrorKind, Geometry, IoBuffer};
+    use tidegate::device::{DeviceError, DeviceErrorKind, Geometry, IoBuffer};
 
     use super::*;
-
-    const MAX: u32 = 256 << 10;
-
-    fn rules(block_bytes: u32, blocks: u64) -> Rules {
-        let geometry = MemoryDevice::new(block_bytes, blocks).expect("a device").geometry();
-        Rules { geometry, read_only: false, request_bytes_max: MAX }
-    }
+    use crate::request::tests::{MAX, rules};
 
     fn descriptor(op_flags: u32, first_sector: u64, sectors: u32) -> Descriptor {
         Descriptor { op_flags, sectors, first_sector, address: 0 }

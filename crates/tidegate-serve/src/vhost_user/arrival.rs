@@ -12,10 +12,11 @@ use std::time::{Duration, Instant};
 
 use rustix::event::epoll::{self, CreateFlags, EventData, EventFlags};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::fd::{AsFd, OwnedFd};
+use rustix::fd::OwnedFd;
 use rustix::io::{Errno, ioctl_fionread};
 use rustix::net::{RecvFlags, recv};
 
+use super::event::is_ready;
 use crate::StopHandle;
 use crate::listen::Listener;
 
@@ -62,7 +63,7 @@ impl<'a> Arrival<'a> {
     pub(super) fn next(&self, stop: &StopHandle, listener: &Listener) -> io::Result<Next> {
         let mut began = None;
         loop {
-            if is_ready(stop, PollFlags::IN) {
+            if stop.is_stopped() {
                 return Ok(Next::Stop);
             }
             let available = usize::try_from(ioctl_fionread(self.socket)?).unwrap_or(usize::MAX);
@@ -140,9 +141,4 @@ impl<'a> Arrival<'a> {
 
 fn timed_out(what: &str) -> io::Error {
     io::Error::new(io::ErrorKind::TimedOut, what)
-}
-
-fn is_ready(of: impl AsFd, wanted: PollFlags) -> bool {
-    let mut ready = [PollFd::new(&of, wanted)];
-    poll(&mut ready, Some(&Timespec::default())).is_ok_and(|ready| ready > 0)
 }

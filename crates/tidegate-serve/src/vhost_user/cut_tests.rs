@@ -13,7 +13,6 @@ use tidegate::device::{
     Attempt, BlockDevice, BlockDeviceExt, Context, Geometry, Operation, Result,
 };
 use vhost::vhost_user::message::VhostUserInflight;
-use virtio_queue::{Queue, QueueT};
 use vm_memory::GuestAddress;
 
 use super::chain::Fault;
@@ -22,7 +21,7 @@ use super::inflight::Inflight;
 use super::memory::{
     AVAILABLE_AT, DESCRIPTORS_AT, ENTRIES, MEMORY_BYTES, Memory, SLOTS, USED_AT, WRITE,
 };
-use super::ring::{Disk, Mail, Parts, Ring};
+use super::ring::{Disk, Mail, Parts, Ring, queue};
 use crate::budget::{Budget, Lease, Wakes};
 use crate::request::Rules;
 
@@ -67,11 +66,7 @@ impl Machine {
             user_address: 0,
         };
         let guest = Guest::map(vec![part]).expect("mapped");
-        let mut queue = Queue::new(ENTRIES).expect("a queue");
-        queue.try_set_desc_table_address(GuestAddress(DESCRIPTORS_AT)).expect("aligned");
-        queue.try_set_avail_ring_address(GuestAddress(AVAILABLE_AT)).expect("aligned");
-        queue.try_set_used_ring_address(GuestAddress(USED_AT)).expect("aligned");
-        queue.set_ready(true);
+        let addresses = [DESCRIPTORS_AT, AVAILABLE_AT, USED_AT].map(GuestAddress);
         let file = self.inflight.1.try_clone().expect("a descriptor");
         let inflight = Inflight::open(&self.inflight.0, file).expect("mapped");
         inflight.stores_left.store(stores, Ordering::Relaxed);
@@ -79,7 +74,7 @@ impl Machine {
         let client = Arc::clone(&mailbox) as Arc<dyn Wakes>;
         let parts = Parts {
             number: 0,
-            queue,
+            queue: queue(ENTRIES, addresses, 0, 0).expect("a queue"),
             guest: Arc::new(RwLock::new(Arc::new(guest))),
             call: Arc::new(Mutex::new(None)),
             marks: Some(inflight.queue(0, ENTRIES).expect("the only queue")),

@@ -32,7 +32,7 @@ impl Event {
     /// Signals the event. An event that cannot be signalled more often is signalled already.
     pub(super) fn signal(&self) {
         // Another owner may have made it one whose writes wait.
-        if self.is_ready(PollFlags::OUT) {
+        if is_ready(&self.0, PollFlags::OUT) {
             let _ = rustix::io::write(&self.0, 1_u64.as_bytes());
         }
     }
@@ -44,11 +44,12 @@ impl Event {
         // At the present position, which an eventfd does not have.
         let _ = preadv2(&self.0, &mut buffers, u64::MAX, ReadWriteFlags::NOWAIT);
     }
+}
 
-    fn is_ready(&self, wanted: PollFlags) -> bool {
-        let mut ready = [PollFd::new(&self.0, wanted)];
-        poll(&mut ready, Some(&Timespec::default())).is_ok_and(|ready| ready > 0)
-    }
+/// Returns whether `of` is in the `wanted` state now.
+pub(super) fn is_ready(of: impl AsFd, wanted: PollFlags) -> bool {
+    let mut ready = [PollFd::new(&of, wanted)];
+    poll(&mut ready, Some(&Timespec::default())).is_ok_and(|ready| ready > 0)
 }
 
 impl AsFd for Event {
@@ -72,7 +73,7 @@ mod tests {
         rustix::io::write(&event, (u64::MAX - 1).as_bytes()).expect("written");
         event.signal();
         event.reset();
-        assert!(!event.is_ready(PollFlags::IN), "the signals are taken");
+        assert!(!is_ready(&event, PollFlags::IN), "the signals are taken");
         // A monitor may change the flags of the file at any time.
         let flags = fcntl_getfl(&event).expect("flags");
         fcntl_setfl(&event, flags - OFlags::NONBLOCK).expect("set");

@@ -9,12 +9,12 @@ use rustix::fs::{MemfdFlags, memfd_create};
 use tidegate::device::BlockDevice;
 use tidegate::device::memory::MemoryDevice;
 use vhost::vhost_user::message::VhostUserInflight;
-use virtio_queue::{Queue, QueueT};
 use vm_memory::GuestAddress;
 
+use super::abi::feature;
 use super::guest::{Guest, Part};
 use super::inflight::Inflight;
-use super::ring::{Disk, Mail, Parts, Ring};
+use super::ring::{Disk, Mail, Parts, Ring, queue};
 use crate::budget::{Budget, Lease, Wakes};
 use crate::request::Rules;
 
@@ -60,17 +60,13 @@ fn ring(bits: u8, data: &[u8]) -> Option<Ring> {
     let guest = Guest::map(vec![part]).ok()?;
     let described = VhostUserInflight::new(INFLIGHT_BYTES, MEMORY_BYTES, 1, ENTRIES);
     let inflight = Inflight::open(&described, file.try_clone().ok()?).ok()?;
-    let mut queue = Queue::new(ENTRIES).ok()?;
-    queue.try_set_desc_table_address(GuestAddress(DESCRIPTORS_AT)).ok()?;
-    queue.try_set_avail_ring_address(GuestAddress(AVAILABLE_AT)).ok()?;
-    queue.try_set_used_ring_address(GuestAddress(USED_AT)).ok()?;
-    queue.set_event_idx(bits & 1 != 0);
-    queue.set_ready(true);
+    let addresses = [DESCRIPTORS_AT, AVAILABLE_AT, USED_AT].map(GuestAddress);
+    let features = if bits & 1 == 0 { 0 } else { feature::EVENT_INDEX };
     let mailbox = Arc::new(Mail::new().ok()?);
     let client = Arc::clone(&mailbox) as Arc<dyn Wakes>;
     let parts = Parts {
         number: 0,
-        queue,
+        queue: queue(ENTRIES, addresses, features, 0).ok()?,
         guest: Arc::new(RwLock::new(Arc::new(guest))),
         call: Arc::new(Mutex::new(None)),
         marks: if bits & 2 == 0 { None } else { Some(inflight.queue(0, ENTRIES).ok()?) },

@@ -31,7 +31,7 @@ pub(super) struct Events {
     /// The guest notifies of requests.
     pub(super) kick: Arc<Event>,
     /// The monitor is told of faults.
-    pub(super) fault: Option<Event>,
+    pub(super) fault: Option<Arc<Event>>,
 }
 
 impl Running {
@@ -84,7 +84,7 @@ fn serve(mut ring: Ring, switch: &Switch, events: &Events, number: u16, log: &Lo
         if let (Some(fault), false) = (ring.fault(), is_told) {
             is_told = true;
             log.line(&format!("vhost-user: queue {number} takes no more requests: {fault}"));
-            events.fault.iter().for_each(Event::signal);
+            events.fault.iter().for_each(|fault| fault.signal());
         }
         if is_leaving && ring.in_flight() == 0 {
             return ring.finish();

@@ -14,20 +14,22 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use parking_lot::{Mutex, RwLock};
+use tidegate::device;
 use tidegate::device::wake::Wake;
 use tidegate::device::{
     BUFFER_EXTRA_BYTES, BlockDevice, Context, DeviceError, DeviceErrorKind, IoBuffer,
-    OwnedOperation, Result, WriteFlags, ZeroFlags,
+    OwnedOperation, WriteFlags, ZeroFlags,
 };
 use virtio_queue::{Queue, QueueOwnedT, QueueT};
+use vm_memory::GuestAddress;
 use zerocopy::{FromZeros, IntoBytes};
 
-use super::PAYLOADS_KEPT_BYTES;
-use super::abi::{Header, Range, SERIAL_BYTES, Status, kind};
+use super::abi::{Header, Range, SERIAL_BYTES, Status, feature, kind};
 use super::chain::{Chain, Fault, Table};
 use super::event::Event;
 use super::guest::Guest;
 use super::inflight::Marks;
+use super::{PAYLOADS_KEPT_BYTES, QUEUE_ENTRIES_MAX};
 use crate::budget::Lease;
 use crate::headroom;
 use crate::mailbox::Mailbox;
@@ -74,6 +76,29 @@ pub(super) struct Parts {
     pub(super) writes_through: bool,
     pub(super) mailbox: Arc<Mail>,
     pub(super) lease: Lease,
+}
+
+/// Returns a queue with `entries`, whose descriptors, available ring and used ring are at
+/// `addresses`, for a guest that has `features`.
+///
+/// # Errors
+/// The protocol does not allow the size or an address.
+pub(super) fn queue(
+    entries: u16,
+    addresses: [GuestAddress; 3],
+    features: u64,
+    next_available: u16,
+) -> Result<Queue, virtio_queue::Error> {
+    let mut queue = Queue::new(QUEUE_ENTRIES_MAX)?;
+    let [descriptors, available, used] = addresses;
+    queue.try_set_size(entries)?;
+    queue.try_set_desc_table_address(descriptors)?;
+    queue.try_set_avail_ring_address(available)?;
+    queue.try_set_used_ring_address(used)?;
+    queue.set_event_idx(features & feature::EVENT_INDEX != 0);
+    queue.set_next_avail(next_available);
+    queue.set_ready(true);
+    Ok(queue)
 }
 
 /// What a chain of descriptors asks for.
@@ -130,7 +155,7 @@ impl Ring {
     }
 
     /// Takes the requests up that a killed server has not answered.
-    fn take_up(&mut self) -> std::result::Result<(), Fault> {
+    fn take_up(&mut self) -> Result<(), Fault> {
         let guest = self.guest();
         let queue = &mut self.parts.queue;
         let used = queue.used_idx(guest.memory(), Ordering::Acquire).map_err(|_| Fault::Queue)?.0;
@@ -186,7 +211,7 @@ impl Ring {
         self.notify(&guest);
     }
 
-    fn answer_done(&mut self, guest: &Guest) -> std::result::Result<(), Fault> {
+    fn answer_done(&mut self, guest: &Guest) -> Result<(), Fault> {
         let mut done = std::mem::take(&mut self.done);
         self.device.collect(&mut done);
         let mut answered = Ok(());
@@ -197,7 +222,7 @@ impl Ring {
         answered
     }
 
-    fn take_all(&mut self, guest: &Guest, is_leaving: bool) -> std::result::Result<(), Fault> {
+    fn take_all(&mut self, guest: &Guest, is_leaving: bool) -> Result<(), Fault> {
         if let Some(job) = self.waiting.take() {
             self.start(guest, job)?;
         }
@@ -228,14 +253,14 @@ impl Ring {
     }
 
     /// Returns the head of the next request in the queue.
-    fn next_head(&mut self, guest: &Guest) -> std::result::Result<Option<u16>, Fault> {
+    fn next_head(&mut self, guest: &Guest) -> Result<Option<u16>, Fault> {
         let queue = &mut self.parts.queue;
         let mut available = queue.iter(guest.memory()).map_err(|_| Fault::Queue)?;
         Ok(available.next().map(|chain| chain.head_index()))
     }
 
     /// Begins the request at `head`.
-    fn arrive(&mut self, guest: &Guest, head: u16) -> std::result::Result<(), Fault> {
+    fn arrive(&mut self, guest: &Guest, head: u16) -> Result<(), Fault> {
         let taken = self.taken.get_mut(usize::from(head)).ok_or(Fault::Twice)?;
         if std::mem::replace(taken, true) {
             return Err(Fault::Twice);
@@ -262,7 +287,7 @@ impl Ring {
         }
     }
 
-    fn asked(&self, guest: &Guest, chain: &Chain) -> std::result::Result<Asked, Fault> {
+    fn asked(&self, guest: &Guest, chain: &Chain) -> Result<Asked, Fault> {
         let answer_bytes = chain.answer_bytes()?;
         let mut header = Header::new_zeroed();
         chain.readable.read(guest.memory(), 0, header.as_mut_bytes())?;
@@ -318,7 +343,7 @@ impl Ring {
     }
 
     /// Runs a request at once or starts it; keeps it if the server's memory is used up.
-    fn start(&mut self, guest: &Guest, job: Job) -> std::result::Result<(), Fault> {
+    fn start(&mut self, guest: &Guest, job: Job) -> Result<(), Fault> {
         if !self.parts.lease.grow(job.memory_bytes()) {
             self.waiting = Some(job);
             return Ok(());
@@ -369,8 +394,8 @@ impl Ring {
         guest: &Guest,
         job: &Job,
         operation: OwnedOperation,
-        result: &Result<()>,
-    ) -> std::result::Result<(), Fault> {
+        result: &device::Result<()>,
+    ) -> Result<(), Fault> {
         let request = &job.request;
         match result {
             Ok(()) => self.tally.done(Some(request.kind()), request.counted_bytes()),
@@ -404,7 +429,7 @@ impl Ring {
         chain: &Chain,
         data_bytes: usize,
         status: Status,
-    ) -> std::result::Result<(), Fault> {
+    ) -> Result<(), Fault> {
         let head = chain.head;
         chain.writable.write(guest.memory(), chain.answer_bytes()?, &[status as u8])?;
         // With an error the space between stays as it was: the guest looks at the status first.

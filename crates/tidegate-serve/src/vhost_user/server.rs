@@ -9,7 +9,7 @@
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 // The protocol's crate takes the standard library's mutex.
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fd::OwnedFd;
@@ -151,14 +151,13 @@ fn serve(listener: &Listener, service: &Arc<Service>, stop: &StopHandle) {
 /// Handles the messages of one monitor until it leaves, breaks the protocol, or `stop` is
 /// signalled. Then answers the requests in progress.
 fn converse(socket: OwnedFd, listener: &Listener, service: &Arc<Service>, stop: &StopHandle) {
-    let session = Arc::new(Mutex::new(Session::new(Arc::clone(service))));
     let socket = UnixStream::from(socket);
     let ended = prepare(&socket).and_then(|open| {
-        let mut handler = BackendReqHandler::from_stream(socket, Arc::clone(&session));
-        let ended = handle_messages(&mut handler, &open, listener, service, stop);
-        // The monitor must not see the end of the connection before its requests are answered.
-        session.lock().unwrap_or_else(PoisonError::into_inner).stop_all();
-        ended
+        // Dropped before `open`: the monitor must not see the end of the connection before its
+        // requests are answered.
+        let session = Arc::new(Mutex::new(Session::new(Arc::clone(service))));
+        let mut handler = BackendReqHandler::from_stream(socket, session);
+        handle_messages(&mut handler, &open, listener, service, stop)
     });
     if let Err(error) = ended {
         service.log.line(&format!("vhost-user: the connection is closed: {error}"));

@@ -18,7 +18,6 @@ use vhost::vhost_user::message::{
     VhostUserSharedMsg, VhostUserSingleMemoryRegion, VhostUserVringAddrFlags, VhostUserVringState,
 };
 use vhost::vhost_user::{Error, GpuBackend, Result, VhostUserBackendReqHandlerMut};
-use virtio_queue::{Queue, QueueT};
 use vm_memory::GuestAddress;
 
 use super::abi::{Configuration, accepted, feature, features};
@@ -26,7 +25,7 @@ use super::event::Event;
 use super::guest::{Guest, Part};
 use super::inflight::Inflight;
 use super::queue::{Events, Running};
-use super::ring::{Disk, Mail, Parts};
+use super::ring::{Disk, Mail, Parts, queue};
 use super::{QUEUE_ENTRIES_MAX, QUEUES_MAX, REGIONS_MAX};
 use crate::budget::{Budget, Lease, Wakes};
 use crate::log::Log;
@@ -53,12 +52,12 @@ struct Vring {
     addresses: Option<[GuestAddress; 3]>,
     kick: Option<Arc<Event>>,
     call: Arc<Mutex<Option<Event>>>,
-    fault: Option<File>,
+    fault: Option<Arc<Event>>,
     is_enabled: bool,
     running: Option<Running>,
 }
 
-/// A connection.
+/// A connection. Its drop stops all queues, once their requests are answered.
 pub(super) struct Session {
     service: Arc<Service>,
     features: u64,
@@ -74,7 +73,7 @@ impl Session {
     }
 
     /// Stops all queues, once their requests are answered.
-    pub(super) fn stop_all(&mut self) {
+    fn stop_all(&mut self) {
         for vring in &self.vrings {
             vring.running.iter().for_each(Running::leave);
         }
@@ -116,7 +115,8 @@ impl Session {
         let client = Arc::clone(&mailbox) as Arc<dyn Wakes>;
         let parts = Parts {
             number,
-            queue: queue(vring, addresses, features)?,
+            queue: queue(vring.entries, addresses, features, vring.next_available)
+                .map_err(failed)?,
             guest,
             call: Arc::clone(&vring.call),
             marks,
@@ -125,8 +125,7 @@ impl Session {
             lease: Lease::new(Arc::clone(&service.budget), client),
             mailbox,
         };
-        let fault = vring.fault.as_ref().and_then(|file| Event::new(file.try_clone().ok()?).ok());
-        let events = Events { kick: Arc::clone(kick), fault };
+        let events = Events { kick: Arc::clone(kick), fault: vring.fault.clone() };
         let disk = Arc::clone(&service.disk);
         let running = Running::start(disk, parts, events, Arc::clone(&service.log));
         vring.running = Some(running.map_err(failed)?);
@@ -147,20 +146,6 @@ impl Vring {
             self.next_available = next;
         }
     }
-}
-
-/// Returns the queue that a monitor has described.
-fn queue(vring: &Vring, addresses: [GuestAddress; 3], features: u64) -> Result<Queue> {
-    let mut queue = Queue::new(QUEUE_ENTRIES_MAX).map_err(failed)?;
-    let [descriptors, available, used] = addresses;
-    queue.try_set_size(vring.entries).map_err(failed)?;
-    queue.try_set_desc_table_address(descriptors).map_err(failed)?;
-    queue.try_set_avail_ring_address(available).map_err(failed)?;
-    queue.try_set_used_ring_address(used).map_err(failed)?;
-    queue.set_event_idx(features & feature::EVENT_INDEX != 0);
-    queue.set_next_avail(vring.next_available);
-    queue.set_ready(true);
-    Ok(queue)
 }
 
 fn failed(error: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> Error {
@@ -316,8 +301,10 @@ impl VhostUserBackendReqHandlerMut for Session {
     }
 
     fn set_vring_err(&mut self, index: u8, file: Option<File>) -> Result<()> {
+        // Another file gets no word of faults.
+        let fault = file.and_then(|file| Event::new(file).ok()).map(Arc::new);
         self.change(index.into(), |vring| {
-            vring.fault = file;
+            vring.fault = fault;
             Ok(())
         })
     }

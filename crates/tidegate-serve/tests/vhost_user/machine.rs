@@ -31,6 +31,8 @@ pub(crate) struct Monitor {
     pub(crate) frontend: Frontend,
     pub(crate) kick: EventFd,
     pub(crate) call: EventFd,
+    /// The connection.
+    pub(crate) stream: UnixStream,
 }
 
 /// The features that the driver asks for, of those that are offered.
@@ -41,7 +43,8 @@ impl Monitor {
     /// Connects to the server at `socket`, and agrees on features.
     pub(crate) fn connect(socket: &Path, features: u64) -> Self {
         let stream = UnixStream::connect(socket).expect("the server listens");
-        let mut frontend = Frontend::from_stream(stream, 64);
+        let own = stream.try_clone().expect("a descriptor");
+        let mut frontend = Frontend::from_stream(own, 64);
         frontend.set_owner().expect("owned");
         let offered = frontend.get_features().expect("features");
         frontend.set_features(offered & features).expect("agreed");
@@ -53,7 +56,7 @@ impl Monitor {
         frontend.set_protocol_features(protocol & wanted).expect("agreed");
         frontend.set_hdr_flags(VhostUserHeaderFlag::NEED_REPLY);
         let [kick, call] = [0; 2].map(|_| EventFd::new(0).expect("an eventfd"));
-        Self { frontend, kick, call }
+        Self { frontend, kick, call, stream }
     }
 
     /// Returns `len` bytes of the configuration.

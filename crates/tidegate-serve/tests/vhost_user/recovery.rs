@@ -1,7 +1,9 @@
 //! Servers that end while a machine has requests.
 
 use std::fs::File;
+use std::io::{ErrorKind, Read as _};
 use std::sync::Arc;
+use std::time::Duration;
 
 use tidegate::device::BlockDevice;
 use tidegate::device::Op;
@@ -34,6 +36,10 @@ fn a_server_that_stops_costs_a_machine_a_pause() {
     let stopping = std::thread::spawn(move || drop(served));
     memory.submit(3, WRITE, 3, &[4; 512], 0);
     let _ = monitor.kick.write(1);
+    // The monitor looks at its memory when the connection ends, so that comes last.
+    monitor.stream.set_read_timeout(Some(Duration::from_millis(300))).expect("set");
+    let read = monitor.stream.read(&mut [0]);
+    assert!(read.is_err_and(|error| error.kind() == ErrorKind::WouldBlock), "it has ended");
     fault.heal();
     fault.release();
     stopping.join().expect("stopped");
