@@ -29,6 +29,8 @@ use crate::{config, control, descriptors, detached, signals, tls, waits};
 
 /// Time of a stop for attempts to open devices to end.
 const LAST_ATTEMPTS: Duration = Duration::from_secs(2);
+/// Time that standard error has to take the lines of the start.
+const FIRST_LINES: Duration = Duration::from_secs(2);
 
 /// Runs the command until a signal ends it.
 ///
@@ -233,7 +235,8 @@ fn bind(plan: &ServePlan, tls: Option<Tls>) -> Result<Server> {
     Ok(builder.bind(&plan.nbd)?)
 }
 
-/// Prints the devices that are served and the server's addresses; `ready` is the last line.
+/// Prints the devices that are served and the server's addresses; `ready` is the last line. By then
+/// standard error has the warnings of the start, if it takes lines within [`FIRST_LINES`].
 fn announce(
     devices: &Devices,
     addresses: &[ListenAddress],
@@ -255,6 +258,7 @@ fn announce(
     for address in addresses {
         announce_address(address, &served, has_tls)?;
     }
+    log::flush(FIRST_LINES);
     line("ready")?;
     devices.announce();
     Ok(())
