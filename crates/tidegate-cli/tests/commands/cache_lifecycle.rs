@@ -9,7 +9,7 @@ use rustix::process::Signal;
 
 use crate::behind::{Scene, kill, read, write};
 use crate::nbd::Client;
-use crate::support::{Server, ok, run, tidegate};
+use crate::support::{Server, await_said, ok, run, tidegate};
 
 const BLOCK_BYTES: usize = 4096;
 /// Blocks of a backing: twice as many as the pool has slots.
@@ -235,8 +235,8 @@ fn a_backing_that_dies_and_comes_back_gets_everything_and_its_absence_is_told() 
     let reason = remote.flush().expect_err("the backing is gone");
     assert!(reason.contains("connect to the unix socket"), "{reason}");
     assert_eq!(flush(&mut client), 0, "all is durable in the cache");
-    let said = remote.said();
-    assert!(remote.told("fail: ").contains(&"writes"), "{said}");
+    let is_told = |said: &str| said.contains("backing: writes fail: ");
+    let said = await_said(&remote.path("stderr"), is_told, std::thread::yield_now);
     assert!(said.contains("store-socket"), "it names the backing: {said}");
     (1400..1600).for_each(|lba| write(&mut client, lba, byte_before(lba)));
     (0..1600).for_each(|lba| assert_eq!(read(&mut client, lba), byte_before(lba)));

@@ -11,7 +11,7 @@ use rustix::process::Signal;
 use tempfile::TempDir;
 
 use crate::cache_device::Disk;
-use crate::support::{Server, ok, run, scratch, tidegate, tool, user};
+use crate::support::{Server, await_said, ok, run, scratch, tidegate, tool, user};
 use crate::{behind, nbd};
 
 /// A directory with a pool.
@@ -269,7 +269,9 @@ fn a_backing_that_gets_full_is_told_when_it_happens() {
     let copied = tool("nbdcopy", "libnbd-bin").args([text(&dir, "image"), uri]).output().unwrap();
     assert!(!copied.status.success(), "the backing takes it all");
     let said = || std::fs::read_to_string(text(&dir, "stderr")).unwrap();
-    let before = said();
+    let fails = |line: &&str| line.contains("Z tidegate: backing: writes fail: ");
+    let is_told = |said: &str| said.lines().any(|line| fails(&line));
+    let before = await_said(Path::new(&text(&dir, "stderr")), is_told, std::thread::yield_now);
     std::fs::remove_file(small.path("rest")).unwrap();
     let works = |line: &str| line.contains("Z tidegate: backing: writes work again, after ");
     let mut client = nbd::Client::connect(Path::new(&text(&dir, "socket"))).unwrap();
@@ -285,8 +287,7 @@ fn a_backing_that_gets_full_is_told_when_it_happens() {
     drop(client);
     let (status, _) = server.stop(Signal::TERM);
     assert!(status.success(), "there is space again: {}", said());
-    let fails = |line: &&str| line.contains("Z tidegate: backing: writes fail: ");
-    let first = before.lines().find(fails).unwrap_or_else(|| panic!("nothing is said: {before}"));
+    let first = before.lines().find(fails).unwrap();
     assert!(first.contains("disk") && first.contains("No space left"), "{first}");
     assert_eq!(said().lines().filter(fails).count(), 1, "{}", said());
     let over = said().lines().filter(|line| works(line)).count();
@@ -397,8 +398,9 @@ fn a_pool_that_is_cut_off_while_it_is_served_fails_only_where_it_is_gone() {
     assert_eq!(write(&mut client, 4096, 9), (1, 0));
     assert_eq!(client.read(4096, 4096).unwrap(), [9; 4096]);
     drop(client);
-    let said = std::fs::read_to_string(&stderr).unwrap();
-    assert!(said.contains("export: reads fail: ") && said.contains("memory error"), "{said}");
+    let is_told = |said: &str| said.contains("export: reads fail: ");
+    let said = await_said(Path::new(&stderr), is_told, std::thread::yield_now);
+    assert!(said.contains("memory error"), "{said}");
     assert_eq!(said.lines().count(), 1, "{said}");
     let (status, _) = server.stop(Signal::TERM);
     assert!(status.code().is_some(), "it is ended in good order: {status}");
@@ -451,10 +453,10 @@ fn a_pool_of_any_engine_that_is_cut_off_while_it_is_served_never_gives_wrong_dat
             assert!(is_whole && block.contains(&found[0]), "{engine}: block {lba}: {}", found[0]);
         }
         drop(client);
-        let said = std::fs::read_to_string(&stderr).unwrap();
-        println!("{engine}: {failed} requests failed: {said}");
-        assert!(failed > 100 && said.contains("export: "), "{engine}: {failed}: {said}");
-        assert!(said.contains(" fail: ") && said.contains("memory error"), "{engine}: {said}");
+        assert!(failed > 100, "{engine}: {failed}");
+        let parts = ["export: ", " fail: ", "memory error"];
+        let is_told = |said: &str| parts.iter().all(|part| said.contains(part));
+        let said = await_said(Path::new(&stderr), is_told, std::thread::yield_now);
         assert!(said.lines().count() <= 6, "not one a request: {said}");
         let (status, _) = server.stop(Signal::TERM);
         assert!(status.code().is_some(), "{engine}: it is ended in good order: {status}");
@@ -501,11 +503,8 @@ fn a_pool_or_a_backing_that_is_removed_is_told() {
         std::fs::remove_file(text(&dir, name)).unwrap();
         let wanted = format!("the {name} ");
         let is_told = |line: &str| line.contains(&wanted) && line.contains(" was removed: ");
-        let deadline = Instant::now() + Duration::from_secs(30);
-        while !said().lines().any(is_told) {
-            assert!(Instant::now() < deadline, "{}", said());
-            std::thread::yield_now();
-        }
+        let is_there = |said: &str| said.lines().any(is_told);
+        await_said(Path::new(&stderr), is_there, std::thread::yield_now);
     };
     removed("backing");
     removed("pool");
@@ -588,12 +587,10 @@ fn a_lack_of_descriptors_is_said_once() {
     let server = Server::spawn(&mut command);
     let clients: Vec<_> =
         (0..40).map(|_| std::os::unix::net::UnixStream::connect(&socket).unwrap()).collect();
-    let said = || std::fs::read_to_string(text(&dir, "stderr")).unwrap();
-    let deadline = Instant::now() + Duration::from_secs(30);
-    while said().lines().count() < 2 {
-        assert!(Instant::now() < deadline, "nothing is said: {}", said());
-        std::thread::yield_now();
-    }
+    let stderr = text(&dir, "stderr");
+    let said = || std::fs::read_to_string(&stderr).unwrap();
+    let is_told = |said: &str| said.lines().count() >= 2;
+    await_said(Path::new(&stderr), is_told, std::thread::yield_now);
     // Ten more attempts of the server to accept.
     std::thread::sleep(Duration::from_secs(1));
     let lines = said();

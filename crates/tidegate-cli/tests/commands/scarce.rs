@@ -11,7 +11,7 @@ use rustix::process::{Pid, Resource, Rlimit, Signal, prlimit};
 use tempfile::TempDir;
 
 use crate::nbd::Client;
-use crate::support::{Server, ok, scratch, tidegate, tool};
+use crate::support::{Server, await_said, ok, scratch, tidegate, tool};
 
 const LARGEST_BYTES: usize = 32 << 20;
 
@@ -216,11 +216,11 @@ fn memory_that_the_system_refuses_fails_only_the_request() {
         expect_served(client, 3);
     }
     let said = || fs::read_to_string(&stderr).unwrap();
-    assert_eq!(said().lines().count(), 1, "{}", said());
     let begins = "there is no memory for the data of a request, which fails";
-    assert!(said().contains(begins), "{}", said());
+    until_said(&stderr, begins, std::thread::yield_now);
+    assert_eq!(said().lines().count(), 1, "{}", said());
     prlimit(Some(server.pid()), Resource::As, Rlimit { current: None, maximum: None }).unwrap();
-    until_said(&said, "there is memory for the data of requests again, after", || {
+    until_said(&stderr, "there is memory for the data of requests again, after", || {
         assert_eq!(neighbour.read(0, LARGEST_BYTES).unwrap().len(), LARGEST_BYTES);
     });
     assert!(server.stop(Signal::TERM).0.success());
@@ -228,14 +228,10 @@ fn memory_that_the_system_refuses_fails_only_the_request() {
     assert_eq!(count, 2, "{}", said());
 }
 
-/// Has `work` done until the server has `said` a line with `what`: it is told when the shortage was
-/// over for five seconds.
-fn until_said(said: &dyn Fn() -> String, what: &str, mut work: impl FnMut()) {
-    let deadline = Instant::now() + Duration::from_secs(30);
-    while !said().lines().any(|line| line.contains(what)) {
-        assert!(Instant::now() < deadline, "{what:?} is not said: {}", said());
-        work();
-    }
+/// Has `work` done until the server has said `what`: it is told when the shortage was over for five
+/// seconds.
+fn until_said(stderr: &Path, what: &str, work: impl FnMut()) {
+    await_said(stderr, |said| said.contains(what), work);
 }
 
 /// Descriptors that are short are told, and again when there are enough, though no client comes.
@@ -252,13 +248,15 @@ fn descriptors_that_are_short_are_told_when_they_are_and_when_there_are_enough()
     let files = |current: u64| Rlimit { current: Some(current), maximum: Some(4096) };
     prlimit(Some(server.pid()), Resource::Nofile, files(open as u64)).unwrap();
     let mut waiting = UnixStream::connect(&socket).unwrap();
-    until_said(&said, "clients wait meanwhile; raise the limit", || {
+    until_said(&stderr, "clients wait meanwhile; raise the limit", || {
         expect_served(&mut neighbour, 1);
     });
     assert!(!said().contains("again"), "{}", said());
     prlimit(Some(server.pid()), Resource::Nofile, files(1024)).unwrap();
     waiting.read_exact(&mut [0; 18]).expect("it was not forgotten");
-    until_said(&said, "connections are accepted again, after", || expect_served(&mut neighbour, 2));
+    until_said(&stderr, "connections are accepted again, after", || {
+        expect_served(&mut neighbour, 2)
+    });
     assert_eq!(said().lines().count(), 2, "{}", said());
     assert!(server.stop(Signal::TERM).0.success());
 }

@@ -15,7 +15,7 @@ use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStderr, ChildStdout, Command, ExitStatus, Output, Stdio};
 use std::sync::{Mutex, OnceLock, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
 use tempfile::TempDir;
@@ -110,6 +110,25 @@ pub fn setting(name: &str, default: u64) -> u64 {
     std::env::var(name).map_or(default, |text| {
         text.parse().unwrap_or_else(|_| panic!("{name} is {text:?}: a number is expected"))
     })
+}
+
+/// Returns what a server has written to its standard error, the file `stderr`, once `is_there` is
+/// true of it; until then it has `work` done. A thread of the server writes the lines, so a line
+/// may come later than the answer to the request that it is about.
+pub fn await_said(
+    stderr: &Path,
+    is_there: impl Fn(&str) -> bool,
+    mut work: impl FnMut(),
+) -> String {
+    let deadline = Instant::now() + Duration::from_secs(30);
+    loop {
+        let said = std::fs::read_to_string(stderr).expect("standard error is a file with text");
+        if is_there(&said) {
+            return said;
+        }
+        assert!(Instant::now() < deadline, "the server has not said what is expected: {said}");
+        work();
+    }
 }
 
 /// A running `tidegate serve`; killed when dropped.
