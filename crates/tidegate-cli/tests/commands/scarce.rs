@@ -255,7 +255,7 @@ fn descriptors_that_are_short_are_told_when_they_are_and_when_there_are_enough()
     prlimit(Some(server.pid()), Resource::Nofile, files(1024)).unwrap();
     waiting.read_exact(&mut [0; 18]).expect("it was not forgotten");
     until_said(&stderr, "connections are accepted again, after", || {
-        expect_served(&mut neighbour, 2)
+        expect_served(&mut neighbour, 2);
     });
     assert_eq!(said().lines().count(), 2, "{}", said());
     assert!(server.stop(Signal::TERM).0.success());

@@ -51,6 +51,7 @@ use super::store::layout::{
 use super::{CacheDeviceOptions, Core, LOCKS_LOG2};
 use crate::device::{BlockDevice, BlockDeviceExt, Geometry};
 use crate::pmem::{ReadOnce, Region};
+use crate::pool;
 use crate::stats::Requests;
 use crate::sync::{AtomicBool, AtomicU32, AtomicU64};
 use crate::tier::background::Waker;
@@ -398,7 +399,7 @@ pub(super) fn open(
     if header.version < VERSION {
         header.is_whole = false;
     }
-    let features = features_of(header.cluster);
+    let features = header.superblock.incompatible & !pool::CLUSTERS | features_of(header.cluster);
     if header.superblock.incompatible != features {
         header.superblock.incompatible = features;
         header.superblock_is_whole = false;
@@ -644,8 +645,7 @@ impl Recovery {
     }
 
     fn add(&mut self, found: Found) {
-        let sharding = self.shards.sharding;
-        if sharding.shard_of(found.page) != (whole_slot(found.slot) % sharding.count) as usize {
+        if !self.shards.sharding.is_home(found.slot, found.page) {
             self.misplaced = Some(found.slot);
             return;
         }

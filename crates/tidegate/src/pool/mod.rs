@@ -19,7 +19,7 @@ pub use content::Content;
 pub use error::PoolError;
 pub use glance::{Glance, glance, glance_device};
 pub use state::BackingState;
-pub use superblock::{BackingIdentity, CLUSTERS, CopyFault, Found, Superblock, erase};
+pub use superblock::{BackingIdentity, CLUSTERS, CopyFault, Found, NEIGHBOURS, Superblock, erase};
 
 use crate::btt::{self, Version};
 use crate::pmem::Region;

@@ -31,8 +31,10 @@ type Result<T> = std::result::Result<T, PoolError>;
 
 /// Incompatible feature: a cache keeps its pages in slots by clusters of several pages, its lines.
 pub const CLUSTERS: u64 = 1;
+/// Incompatible feature: a cache keeps neighbouring pages of 64 KiB in one shard.
+pub const NEIGHBOURS: u64 = 2;
 /// The incompatible features that this program knows.
-const KNOWN_INCOMPATIBLE: u64 = CLUSTERS;
+const KNOWN_INCOMPATIBLE: u64 = CLUSTERS | NEIGHBOURS;
 
 /// Distinguishes the device behind a pool from all others. It contains no inode numbers, which a
 /// disk behind a network does not have.
@@ -80,7 +82,7 @@ pub struct Superblock {
     pub sequence: u64,
     /// Features that any program may ignore.
     pub compatible: u64,
-    /// Features that a program must know to open the pool: [`CLUSTERS`].
+    /// Features that a program must know to open the pool: [`CLUSTERS`], [`NEIGHBOURS`].
     pub incompatible: u64,
     /// The last device that was used behind the pool; `None` if the pool never had one.
     #[serde(skip)]

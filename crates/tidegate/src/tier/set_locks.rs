@@ -11,6 +11,17 @@ use crate::sync::lock::{Condvar, Mutex, MutexGuard};
 /// may return at any time: the caller checks again.
 pub type Relax = Arc<dyn Fn() + Send + Sync>;
 
+#[cfg(all(test, not(loom)))]
+thread_local! {
+    static LOCKED: std::cell::Cell<u64> = const { std::cell::Cell::new(0) };
+}
+
+/// Returns how often this thread has locked a set.
+#[cfg(all(test, not(loom)))]
+pub(crate) fn locked_by_this_thread() -> u64 {
+    LOCKED.get()
+}
+
 /// Sets of type `S`, each behind its own lock.
 pub(crate) struct SetLocks<S> {
     cells: Box<[CachePadded<Cell<S>>]>,
@@ -61,6 +72,8 @@ impl<S> SetLocks<S> {
 
     /// Locks set `number`.
     pub(crate) fn lock(&self, number: usize) -> SetLock<'_, S> {
+        #[cfg(all(test, not(loom)))]
+        LOCKED.set(LOCKED.get() + 1);
         let cell = &*self.cells[number];
         SetLock { cell, relax: self.relax.as_ref(), guard: cell.guarded.lock() }
     }

@@ -138,6 +138,15 @@ impl Pages {
         whole_slot(slot) as usize % self.shards.count()
     }
 
+    /// Splits `all` into runs whose pages are in one shard. `page` returns the page of an element.
+    pub(in crate::cache) fn runs_by_shard<'a, T>(
+        &self,
+        all: &'a [T],
+        page: impl Fn(&T) -> u64,
+    ) -> impl Iterator<Item = &'a [T]> {
+        all.chunk_by(move |one, next| self.shard_of(page(one)) == self.shard_of(page(next)))
+    }
+
     /// Locks the shard of `page`.
     pub(in crate::cache) fn shard(&self, page: u64) -> SetLock<'_, Shard> {
         self.shards.lock(self.shard_of(page))

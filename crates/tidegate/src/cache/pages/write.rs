@@ -1,6 +1,6 @@
 //! Stores pages in slots: copy on write, with one fence for each batch. A part of a page is merged
 //! with the page's previous content ([`merge`](super::merge)).
-use super::index::{Found, Stored, Taken};
+use super::index::{Found, Shard, Stored, Taken};
 use super::merge::{Base, Demand, Entry, Merged, Payload};
 use super::writer::Writer;
 use super::{Fill, Missing};
@@ -162,10 +162,9 @@ impl Writer {
         merged: &'a Merged,
         reserve: u32,
     ) -> (Few<Member<'a>>, usize) {
-        let take = |entry: &Entry<'a>| {
+        let take = |shard: &mut Shard, entry: &Entry<'a>| {
             let Payload { data, lines, over } = merged.data_of(entry);
-            let taken =
-                self.pages.shard(entry.page).allocator.take_for(lines.count_ones(), reserve)?;
+            let taken = shard.allocator.take_for(lines.count_ones(), reserve)?;
             let (Entry { page, dirty, class, .. }, version) = (*entry, taken.version);
             let zero = data.is_none();
             let rest = SlotHeader::default();
@@ -173,12 +172,15 @@ impl Writer {
             Some(Member { header, data, class, taken })
         };
         let (mut members, mut done) = (Few::new(), 0);
-        for entry in entries {
-            if !merged.is_unchanged(entry) {
-                let Some(member) = take(entry) else { break };
-                members.push(member);
+        for run in self.pages.runs_by_shard(entries, |entry| entry.page) {
+            let mut shard = self.pages.shard(run[0].page);
+            for entry in run {
+                if !merged.is_unchanged(entry) {
+                    let Some(member) = take(&mut shard, entry) else { return (members, done) };
+                    members.push(member);
+                }
+                done += 1;
             }
-            done += 1;
         }
         (members, done)
     }
@@ -197,7 +199,8 @@ impl Writer {
             return Err(error);
         }
         self.pages.counters.add_each(Counter::BlockWrites, members.iter().map(|it| it.class));
-        Ok(members.iter().filter(|it| self.publish(it, group)).count())
+        let runs = self.pages.runs_by_shard(members, |member| member.header.page);
+        Ok(runs.map(|run| self.publish(run, group)).sum())
     }
 
     /// Voids the headers of `members`, whose write failed, so that none counts after a crash.
@@ -217,20 +220,23 @@ impl Writer {
         }
     }
 
-    /// Makes the durable `member` visible. The caller holds the lock of its page. Returns whether
-    /// the page had a version before; that version is dead or retained from now on.
-    fn publish(&self, member: &Member<'_>, group: u64) -> bool {
-        let Member { header, class, ref taken, .. } = *member;
-        let SlotHeader { page, over, zero, dirty, .. } = header;
-        let (record, over) = (header.is_record(), over > 0);
-        let stored = Stored { dirty, zero, record, over, group, class };
-        let mut shard = self.pages.shard(page);
-        // Advances the page's version under the shard's lock, before the replaced slot becomes
-        // dead. A reader that found the replaced slot has read the page's version before this, and
-        // finds it changed after its copy. Only from now on may the slot be overwritten.
-        self.pages.locks.advance(page);
-        let replaced = shard.publish(page, taken, stored);
-        // The replaced slot may be dead, and then can be taken. The worker sees no need to free a
+    /// Makes durable members of one shard, `run`, visible. The caller holds the locks of their
+    /// pages. Returns how many pages had a version before; these versions are dead or retained from
+    /// now on.
+    fn publish(&self, run: &[Member<'_>], group: u64) -> usize {
+        let mut shard = self.pages.shard(run[0].header.page);
+        let mut replaced = 0;
+        for Member { header, class, taken, .. } in run {
+            let SlotHeader { page, over, zero, dirty, .. } = *header;
+            let (record, over, class) = (header.is_record(), over > 0, *class);
+            let stored = Stored { dirty, zero, record, over, group, class };
+            // Advances the page's version under the shard's lock, before the replaced slot becomes
+            // dead. A reader that found the replaced slot has read the page's version before this,
+            // and finds it changed after its copy. Only from now on may the slot be overwritten.
+            self.pages.locks.advance(page);
+            replaced += usize::from(shard.publish(page, taken, stored));
+        }
+        // The replaced slots may be dead, and then can be taken. The worker sees no need to free a
         // slot, so a waiting writer is notified here.
         shard.notify();
         let needs_worker = self.pages.needs_worker(&shard);

@@ -105,7 +105,7 @@ pub struct CacheHeader {
 pub fn create(region: &Region, options: &CacheOptions) -> Result<CacheHeader> {
     let cluster = cluster_of(options.line_bytes)?;
     let mut superblock = Superblock::plan(region, CODE, options.uuid, options.block_bytes)?;
-    superblock.incompatible = features_of(cluster);
+    superblock.incompatible = features_of(cluster) | pool::NEIGHBOURS;
     let (base, bytes) = bytes_for_slots(&superblock);
     let places = Places::fitting(base, bytes);
     if places.slots() < SLOTS_MIN {
@@ -147,7 +147,7 @@ fn cluster_of(found_bytes: u32) -> Result<Cluster> {
     Cluster::of_bytes(found_bytes).ok_or(CacheError::LineSize { found_bytes })
 }
 
-/// Returns the incompatible features of a pool with `cluster`.
+/// Returns the incompatible features that a pool has because of its `cluster`.
 pub(in crate::cache) fn features_of(cluster: Cluster) -> u64 {
     if cluster.is_page() { 0 } else { pool::CLUSTERS }
 }
@@ -184,7 +184,8 @@ impl CacheHeader {
     }
 
     pub(in crate::cache) fn sharding(&self) -> Sharding {
-        Sharding { count: self.shards, cluster: self.cluster }
+        let by_neighbourhood = self.superblock.incompatible & pool::NEIGHBOURS != 0;
+        Sharding { count: self.shards, cluster: self.cluster, by_neighbourhood }
     }
 
     /// Returns the settings that differ from their defaults, by key.

@@ -15,8 +15,9 @@ use crate::device::Result as Answer;
 use crate::device::fault::{Effect, Fault, Rule, When};
 use crate::device::memory::MemoryDevice;
 use crate::device::{DeviceErrorKind, Op};
-use crate::pool::{CLUSTERS, Superblock};
+use crate::pool::{CLUSTERS, NEIGHBOURS, Superblock};
 use crate::tier::Tier;
+use crate::tier::set_locks::locked_by_this_thread;
 
 const LINE_BYTES: u32 = 16 << 10;
 const LINE_PAGES: u64 = 4;
@@ -203,12 +204,54 @@ fn clusters_of_several_pages_are_an_incompatible_feature() {
         let features = if line_bytes == 4096 { 0 } else { CLUSTERS };
         let (region, backing) = (pool_of_lines(SHARDED, line_bytes), memory());
         let superblock = || Superblock::read(&region).unwrap().superblock;
-        assert_eq!(superblock().incompatible, features, "{line_bytes}");
+        assert_eq!(superblock().incompatible, features | NEIGHBOURS, "{line_bytes}");
         // A pool of an earlier program gets the feature when it is opened.
         Superblock { incompatible: 0, ..superblock() }.write(&region).unwrap();
         drop(open(&region, &backing));
         assert_eq!(superblock().incompatible, features, "{line_bytes}");
     }
+}
+
+/// A pool of a program that knew no neighbourhoods keeps its pages where that program finds them.
+#[test]
+fn a_pool_without_neighbourhoods_stays_one() {
+    let (region, backing) = (pool_of_lines(SHARDED, 4096), memory());
+    let superblock = || Superblock::read(&region).unwrap().superblock;
+    Superblock { incompatible: 0, ..superblock() }.write(&region).unwrap();
+    let device = open(&region, &backing);
+    (0..PAGES).for_each(|page| write(&device, page, byte_of(page)));
+    drop(device);
+    assert_eq!(superblock().incompatible, 0);
+    assert_eq!(check::check(&region).unwrap().findings, Vec::<String>::new());
+    let device = open(&region, &backing);
+    assert_eq!(device.recovered().dirty_pages, PAGES);
+    (0..PAGES).for_each(|page| assert_eq!(read(&device, page), byte_of(page)));
+    // Under the other rule, pages are in wrong shards: that is noticed.
+    drop(device);
+    Superblock { incompatible: NEIGHBOURS, ..superblock() }.write(&region).unwrap();
+    assert!(!check::check(&region).unwrap().findings.is_empty());
+}
+
+/// A large write locks a shard twice for all its pages of a neighbourhood: to take their slots, and
+/// to make them visible.
+#[test]
+fn a_write_of_1_mib_locks_shards_32_times() {
+    const WRITE: usize = 1 << 20;
+    let region = Arc::new(Region::anonymous(140 << 20).unwrap());
+    create(&region, &CacheOptions::default()).unwrap();
+    let backing = Arc::new(MemoryDevice::new(4096, 4096).unwrap());
+    let device = open(&region, &backing);
+    device.set("by-content", "off").unwrap();
+    assert_eq!(device.core.pages.shards.count(), 16);
+    for (offset, most) in [(0, 32), (0, 32), (3 << 20, 32), (7 << 12, 34)] {
+        let before = locked_by_this_thread();
+        device.write(offset, &vec![7; WRITE], WriteFlags::default()).unwrap();
+        let locked = locked_by_this_thread() - before;
+        assert!(locked <= most, "{locked} locks for 1 MiB at {offset}");
+    }
+    let before = locked_by_this_thread();
+    device.write(9 << 20, &[7; 4096], WriteFlags::default()).unwrap();
+    assert_eq!(locked_by_this_thread() - before, 2, "a page");
 }
 
 /// Stores `line_bytes` into both copies of the header of `region`.

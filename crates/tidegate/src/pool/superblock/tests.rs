@@ -221,7 +221,7 @@ fn forged_fields_are_refused_by_name() {
     let cases: [(&str, Change); 13] = [
         ("version 2", |it| it.version = U32::new(2)),
         ("incompatible features 0x10", |it| it.incompatible = U64::new(16)),
-        ("incompatible features 0x2", |it| it.incompatible = U64::new(2 | CLUSTERS)),
+        ("incompatible features 0x4", |it| it.incompatible = U64::new(4 | CLUSTERS)),
         ("read-only-compatible features 0x1", |it| it.read_only_compatible = U64::new(1)),
         ("block_bytes is 0", |it| it.block_bytes = U32::ZERO),
         ("block_bytes is 513", |it| it.block_bytes = U32::new(513)),
