@@ -210,9 +210,10 @@ unsafe fn send(signal: c_int, info: *const libc::siginfo_t) {
 /// Begins a handler for `signal`, which ends by [`end_handler`]. Returns `None` if the handler must
 /// not run now: all signals are blocked in the interrupted operation, and this one is sent again.
 ///
-/// Another signal may interrupt this function anywhere, before or after it stores the mask. The
-/// mask that the other one interrupts has the program's signals and some more, so what both masks
-/// have is the program's mask.
+/// Another signal may interrupt this function until it blocks signals. The mask that the other one
+/// interrupts has the program's signals and some more, so what both masks have is the program's
+/// mask. A handler may leave its own signal open (`SA_NODEFER`), and would be called without end by
+/// the signal that is sent again: so this function blocks signals before it sends one.
 ///
 /// # Safety
 /// `context` is the kernel's argument of the handler; `info` is null, or filled by the kernel.
@@ -228,6 +229,8 @@ pub(super) unsafe fn begin_handler(
             change_mask(libc::SIG_BLOCK, BLOCKED);
         }
     } else if interrupted.deferring > 0 {
+        // The kernel restores the mask of the context when the handler returns.
+        change_mask(libc::SIG_BLOCK, BLOCKED);
         // SAFETY: the kernel's context, which nothing else refers to.
         let context = unsafe { &mut *context };
         // SAFETY: the kernel's mask is the first word of the C library's.
@@ -381,6 +384,22 @@ mod tests {
         drop((inner, outer));
         assert_eq!(set_mask(BLOCKED), BLOCKED, "blocked by the one that is left");
         drop(blocking);
+        assert_eq!(set_mask(before), 0);
+    }
+
+    /// The kernel lets a signal interrupt its own handler if the program wants that.
+    #[test]
+    fn a_handler_that_leaves_its_signal_open_is_not_called_by_the_signal_that_it_sends() {
+        let before = set_mask(0);
+        begin_handling();
+        let operation = SignalsBlocked::deferred();
+        // SAFETY: all zeroes are a context.
+        let mut context: libc::ucontext_t = unsafe { std::mem::zeroed() };
+        // SAFETY: a context, and no information.
+        let begun = unsafe { begin_handler(libc::SIGCONT, std::ptr::null(), &raw mut context) };
+        assert!(begun.is_none());
+        assert_eq!(change_mask(libc::SIG_BLOCK, 0) & BLOCKED, BLOCKED, "in the handler");
+        drop(operation);
         assert_eq!(set_mask(before), 0);
     }
 

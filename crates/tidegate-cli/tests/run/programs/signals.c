@@ -47,6 +47,13 @@ static void on_other(int signal)
     others++;
 }
 
+/* The kernel calls it also while it runs. */
+static void on_open(int signal)
+{
+    (void)signal;
+    others++;
+}
+
 static int opened(const char *dir, const char *name)
 {
     char path[4096];
@@ -79,6 +86,8 @@ static void send_all(pid_t to, int count)
         }
         if (number % 5 == 0)
             kill(to, SIGUSR1);
+        if (number % 3 == 0)
+            kill(to, SIGUSR2);
         if (number % 7 == 0)
             kill(to, SIGALRM);
     }
@@ -102,6 +111,8 @@ int main(int argc, char **argv)
     check(sigaction(SIGRTMIN, &action, NULL) == 0, "sigaction");
     struct sigaction other = { .sa_handler = on_other, .sa_flags = SA_ONSTACK };
     check(sigaction(SIGUSR1, &other, NULL) == 0, "sigaction");
+    struct sigaction open = { .sa_handler = on_open, .sa_flags = SA_NODEFER };
+    check(sigaction(SIGUSR2, &open, NULL) == 0, "sigaction");
     check(signal(SIGALRM, on_other) == SIG_DFL, "signal");
     file = opened(argv[1], "file");
     if (count == 0) {
