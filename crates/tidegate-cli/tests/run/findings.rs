@@ -274,6 +274,23 @@ fn with_every_write_what_was_written_is_not_lost() {
     }
 }
 
+#[test]
+fn with_every_write_a_stream_over_a_descriptor_is_synced_when_it_ends() {
+    for way in ["fclose", "fcloseall", "exit"] {
+        let mut disk = Disk::new();
+        preload_library();
+        let mut command = tidegate();
+        command.args(["run", "--size=64M", "--every-write", "--pool"]).arg(disk.pool()).arg("--");
+        command.arg(compiled("streams", &[])).arg(way).current_dir(disk.mount_point());
+        let mut workers = Workers::spawn(command, &disk.pool());
+        workers.wait_for_line("done");
+        disk.lose_power(workers, "none");
+        replay(&disk.pool(), None);
+        let found = std::fs::read(disk.mount_point().join("written")).unwrap_or_default();
+        assert!(found == b"new", "{way}: {}", found.escape_ascii());
+    }
+}
+
 /// A first writer is stopped when the kernel has entered its write; a second one writes and syncs
 /// the same bytes.
 struct StoppedWriter {

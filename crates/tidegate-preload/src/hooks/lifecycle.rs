@@ -114,12 +114,13 @@ pub(crate) extern "C" fn forked() {
 #[cfg_attr(not(test), unsafe(link_section = ".fini_array"))]
 static UNLOADED: extern "C" fn() = unloaded;
 
-/// Runs when the process ends. Flushes standard output before the pins are given back.
+/// Runs when the process ends. Flushes standard output before the pins are given back, and all
+/// streams if each write is synced.
 extern "C" fn unloaded() {
     stdio::flush_standard();
     if process::every_write() {
-        // SAFETY: null stands for all streams.
-        unsafe { stdio::flush_stream(std::ptr::null_mut()) };
+        // The process ends, so nobody can be told of a failure.
+        let _ = stdio::flush_and_sync_all();
     }
     unseen::release();
 }

@@ -248,28 +248,29 @@ unsafe extern "C-unwind" fn freopen64(
 #[unsafe(no_mangle)]
 unsafe extern "C-unwind" fn fclose(stream: *mut FILE) -> c_int {
     let Some(fclose) = next::fclose.get() else { return raw::failed_int(libc::ENOSYS) };
-    if !stream.is_null() && (process::log().is_some() || process::every_write()) {
-        // SAFETY: the program's open stream.
-        unsafe { about_to_close(stream) };
-    }
+    let is_seen = !stream.is_null() && (process::log().is_some() || process::every_write());
+    // SAFETY: the program's open stream.
+    let synced = if is_seen { unsafe { about_to_close(stream) } } else { 0 };
     // SAFETY: the C library's function of this type, with the caller's arguments.
-    unsafe { fclose(stream) }
+    let closed = unsafe { fclose(stream) };
+    if closed == 0 && synced < 0 { raw::returned_int(synced) } else { closed }
 }
 
 /// Forgets the descriptor of a stream, after the stream has flushed its buffer to a pinned file.
+/// Returns 0, or the negative error number of the sync that the user wants after each write.
 ///
 /// # Safety
 /// The stream is open.
-pub(crate) unsafe fn about_to_close(stream: *mut FILE) {
+pub(crate) unsafe fn about_to_close(stream: *mut FILE) -> isize {
     raw::keeping_errno(|| {
         // SAFETY: the caller keeps the stream open.
         let fd = unsafe { fileno(stream) };
-        if descriptors::get(fd).has(PINNED) || process::every_write() {
-            // SAFETY: the caller keeps the stream open.
-            unsafe { flush_pinned(stream) };
-        }
+        let is_flushed = descriptors::get(fd).has(PINNED) || process::every_write();
+        // SAFETY: the caller keeps the stream open.
+        let synced = if is_flushed { unsafe { flush_pinned(stream) } } else { 0 };
         forget(fd);
-    });
+        synced
+    })
 }
 
 #[unsafe(no_mangle)]
@@ -280,41 +281,60 @@ unsafe extern "C-unwind" fn fflush(stream: *mut FILE) -> c_int {
     if result != 0 || !process::every_write() {
         return result;
     }
-    if !stream.is_null() {
-        // SAFETY: the program's open stream.
-        return synced(unsafe { fileno(stream) });
-    }
+    // SAFETY: the program's open stream, or null.
+    let synced = if stream.is_null() { sync_all() } else { sync(unsafe { fileno(stream) }) };
+    raw::returned_int(synced)
+}
+
+/// Flushes all streams, and syncs their bytes as the user wants it after each write. Returns 0, or
+/// a negative error number.
+pub(crate) fn flush_and_sync_all() -> isize {
+    // SAFETY: null stands for all streams.
+    unsafe { flush_stream(ptr::null_mut()) };
+    sync_all()
+}
+
+fn sync_all() -> isize {
     let mut result = 0;
     descriptors::each(0, u32::MAX, |fd, known| {
         if matches!(known.kind, Kind::File | Kind::Elsewhere) {
-            result = result.min(synced(fd));
+            result = result.min(sync(fd));
         }
     });
     result
 }
 
-/// Syncs the bytes that a stream has written, unless the kernel has done so. Returns 0 or -1.
-fn synced(fd: c_int) -> c_int {
-    let is_synced = descriptors::get(fd).has(SYNCHRONOUS);
-    if is_synced || every_write::returned(fd, 1) > 0 { 0 } else { -1 }
+/// Syncs the bytes that a stream may have written, unless the kernel has done so. Returns 0, or a
+/// negative error number.
+fn sync(fd: c_int) -> isize {
+    let writes = |flags: c_int| flags & libc::O_ACCMODE != libc::O_RDONLY;
+    let is_due = process::every_write()
+        && !descriptors::get(fd).has(SYNCHRONOUS)
+        && query::status_flags(fd).is_ok_and(writes);
+    if is_due { every_write::synced(fd, 1).min(0) } else { 0 }
 }
 
-/// Flushes a stream that is about to be closed while its file is pinned, and unseals the file.
+/// Flushes a stream that is about to be closed while its file is pinned, syncs its bytes if the
+/// user wants that, and unseals the file. Returns 0, or the negative error number of the sync.
 ///
 /// # Safety
 /// The stream is open.
-unsafe fn flush_pinned(stream: *mut FILE) {
+unsafe fn flush_pinned(stream: *mut FILE) -> isize {
     // SAFETY: the caller keeps the stream open.
     let is_writing = next::__fwriting.get().is_some_and(|writing| unsafe { writing(stream) } != 0);
     // SAFETY: the caller keeps the stream open.
     if is_writing && unsafe { flush_stream(stream) } != 0 {
         // The stream tries again when it is closed.
-        return;
+        return 0;
     }
     // SAFETY: the caller keeps the stream open.
-    if let Some(open) = Open::of(unsafe { fileno(stream) }) {
+    let fd = unsafe { fileno(stream) };
+    // A stream whose buffer was full has written before.
+    let synced = sync(fd);
+    if let Some(open) = Open::of(fd) {
         covered::unseal(&open);
     }
+    synced
 }
 
 #[unsafe(no_mangle)]
@@ -331,6 +351,9 @@ unsafe extern "C-unwind" fn pclose(stream: *mut FILE) -> c_int {
 #[unsafe(no_mangle)]
 unsafe extern "C-unwind" fn fcloseall() -> c_int {
     let Some(fcloseall) = next::fcloseall.get() else { return raw::failed_int(libc::ENOSYS) };
+    if process::every_write() && flush_and_sync_all() < 0 {
+        return -1;
+    }
     // SAFETY: it takes no arguments. It flushes the streams and leaves their descriptors open.
     unsafe { fcloseall() }
 }
