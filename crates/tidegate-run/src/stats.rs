@@ -5,7 +5,7 @@ use std::iter::once;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Serialize, Serializer};
 use tidegate::log::cover::Cause;
 use tidegate::log::{Counter, Log, RealSyncs};
 
@@ -87,11 +87,17 @@ fn text(bytes: &[u8]) -> String {
     chars.chars().map(|c| if c.is_control() { '?' } else { c }).collect()
 }
 
+/// Serializes a path, which may have bytes that are no characters: these are replaced.
+fn in_characters<S: Serializer>(path: &Path, serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.serialize_str(&path.to_string_lossy())
+}
+
 /// The output of `tidegate stat --json`; the keys are a contract with scripts. Counts begin with
 /// the supervisor.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct Statistics {
     /// The pool.
+    #[serde(serialize_with = "in_characters")]
     pub pool: PathBuf,
     /// Whether a supervisor has the pool open.
     pub live: bool,

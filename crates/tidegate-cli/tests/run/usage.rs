@@ -300,6 +300,45 @@ fn static_programs_in_the_tree_see_and_change_files() {
     assert!(printed.contains("exit status: 0"), "{printed}");
 }
 
+/// A program that starts a static one waits for the supervisor, but not for a stopped one.
+#[test]
+fn static_programs_start_while_the_supervisor_is_stopped() {
+    let (program, bed) = (compiled("static", &["-static"]), Bed::new());
+    preload_library();
+    let script = "printf one > file; sync file; echo ready; read line; $0 file; echo started";
+    let mut command = tidegate_run(&bed);
+    command.args(["-q", "--", "sh", "-c", script]).arg(program);
+    let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+    let mut output = BufReader::new(child.stdout.take().unwrap());
+    let mut line = String::new();
+    output.read_line(&mut line).unwrap();
+    assert_eq!(line, "ready\n");
+    let supervisor = process_tree::supervisor_of(&bed.pool(), Pid::from_child(&child));
+    kill_process(supervisor, Signal::STOP).unwrap();
+    drop(child.stdin.take());
+    let mut started = String::new();
+    output.read_line(&mut started).unwrap();
+    kill_process(supervisor, Signal::CONT).unwrap();
+    let mut rest = String::new();
+    output.read_to_string(&mut rest).unwrap();
+    assert!(format!("{started}{rest}").ends_with("started\n"), "{started}{rest}");
+    assert!(child.wait().unwrap().success());
+}
+
+#[test]
+fn a_pool_s_name_may_have_any_bytes() {
+    use std::os::unix::ffi::OsStrExt;
+    let bed = Bed::new();
+    let pool = bed.pool_dir().join(std::ffi::OsStr::from_bytes(b"pool \xff"));
+    preload_library();
+    let mut command = tidegate();
+    command.args(["run", "-q", "--size=64M", "--pool"]).arg(&pool).current_dir(bed.disk());
+    let output = command.args(["--", "sh", "-c", "echo x > file; sync file"]).output().unwrap();
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success() && said.is_empty(), "{said}");
+    ok([std::ffi::OsStr::new("recover"), pool.as_os_str()]);
+}
+
 #[test]
 fn statuses_and_signals_are_passed_on() {
     let bed = Bed::new();

@@ -10,6 +10,7 @@ use std::fmt::Write;
 use std::os::fd::OwnedFd;
 use std::time::Duration;
 
+use rustix::net::sockopt::{self, Timeout};
 use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketAddrUnix, SocketFlags, SocketType};
 use tidegate::log::cover::Cause;
 
@@ -20,6 +21,11 @@ use crate::sys::{path, query};
 
 /// Length of the longest message in bytes, and of the part of an answer that is read.
 const MESSAGE_BYTES: usize = 128;
+/// Interval of looks at a supervisor that does not answer.
+const LOOK_INTERVAL: Duration = Duration::from_secs(5);
+/// Enough for `/proc/PID/stat`, and for the part of its content that has the state.
+const PROC_PATH_BYTES: usize = 32;
+const STAT_BYTES: usize = 128;
 /// Timeout for retiring the log if the supervisor cannot be reached.
 const CHECKPOINT_TIMEOUT: Duration = Duration::from_secs(60);
 
@@ -142,15 +148,16 @@ fn shown(name: &mut [u8]) -> &str {
 }
 
 /// Makes all files leave the log, and keeps them plain until `process` and its descendants have
-/// ended. Returns when all files have left. The supervisor reports the cause to the user with the
-/// name of `program`, or with that of the process if the path is empty.
+/// ended; or for good, if the supervisor is stopped. Returns when all files have left. The
+/// supervisor reports the cause to the user with the name of `program`, or with that of the process
+/// if the path is empty.
 pub(crate) fn suspend(process: u32, cause: Option<Cause>, program: &CStr) {
     let mut name = [0; NAME_BYTES];
     let message = Message::new("suspend", Some(process), cause, name_of(program, &mut name));
     if ask(&message, b"\"suspended\"") {
         return;
     }
-    // The supervisor cannot be reached, so that it cannot resume logging.
+    // The supervisor cannot be reached, or is stopped, so that it cannot resume logging.
     if let Some(log) = process::log() {
         log.processes().suspend_for_good();
         covered::retire_all(log, CHECKPOINT_TIMEOUT);
@@ -177,16 +184,21 @@ pub(crate) fn flush() {
     ask(&Message::new("flush", None, None, ""), b"\"flushed\"");
 }
 
-/// Sends a message and waits for the answer. Returns whether the answer contains `wanted`.
+/// Sends a message and waits for the answer, unless the supervisor is stopped. Returns whether the
+/// answer contains `wanted`.
 fn ask(message: &Message, wanted: &[u8]) -> bool {
     let Some(socket) = connect() else { return false };
-    if rustix::net::send(&socket, message.as_bytes(), SendFlags::NOSIGNAL).is_err() {
+    if sockopt::set_socket_timeout(&socket, Timeout::Recv, Some(LOOK_INTERVAL)).is_err()
+        || rustix::net::send(&socket, message.as_bytes(), SendFlags::NOSIGNAL).is_err()
+    {
         return false;
     }
     let mut answer = [0_u8; MESSAGE_BYTES];
     loop {
         match rustix::net::recv(&socket, &mut answer[..], RecvFlags::empty()) {
             Err(rustix::io::Errno::INTR) => {}
+            // The supervisor may wait for a disk, and goes on after that.
+            Err(rustix::io::Errno::AGAIN) if !is_stopped(&socket) => {}
             Ok((_, 0)) | Err(_) => return false,
             Ok((len, _)) => {
                 let answer = &answer[..len.min(MESSAGE_BYTES)];
@@ -196,9 +208,54 @@ fn ask(message: &Message, wanted: &[u8]) -> bool {
     }
 }
 
+/// Returns whether the process at the other end of `socket` is stopped, by a signal or a debugger.
+/// Its answer may never come.
+fn is_stopped(socket: &OwnedFd) -> bool {
+    let Ok(peer) = sockopt::socket_peercred(socket) else { return false };
+    let (mut path, mut stat) = ([0; PROC_PATH_BYTES], [0; STAT_BYTES]);
+    let mut unwritten = &mut path[..PROC_PATH_BYTES - 1];
+    if std::io::Write::write_fmt(
+        &mut unwritten,
+        format_args!("/proc/{}/stat", peer.pid.as_raw_pid()),
+    )
+    .is_err()
+    {
+        return false;
+    }
+    let path = CStr::from_bytes_until_nul(&path).unwrap_or_default();
+    let file = path::Opened::open(libc::AT_FDCWD, path, libc::O_RDONLY);
+    let len = file.ok().and_then(|file| query::read(file.number(), &mut stat).ok()).unwrap_or(0);
+    state_of(&stat[..len]).is_some_and(|state| b"Tt".contains(&state))
+}
+
+/// Returns the letter of a process's state in its `/proc/PID/stat`, behind its name in parentheses.
+fn state_of(stat: &[u8]) -> Option<u8> {
+    let end = stat.iter().rposition(|byte| *byte == b')')?;
+    stat.get(end + 2).copied()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_state_of_a_process_is_behind_its_name() {
+        assert_eq!(state_of(b"17 (a) b) T 4 17 17"), Some(b'T'));
+        assert_eq!(state_of(b"17 (a"), None);
+        assert_eq!(state_of(b"17 (a)"), None);
+    }
+
+    #[test]
+    fn a_process_that_runs_is_not_stopped() {
+        let (one, _other) = rustix::net::socketpair(
+            AddressFamily::UNIX,
+            SocketType::SEQPACKET,
+            SocketFlags::CLOEXEC,
+            None,
+        )
+        .unwrap();
+        assert!(!is_stopped(&one));
+    }
 
     #[test]
     fn the_longest_message_fits() {
