@@ -146,11 +146,15 @@ impl Mapping {
         self
     }
 
-    /// Creates the file at `path` with `len_bytes` zero bytes, for its owner alone.
+    /// Creates the file at `path` with `len_bytes` zero bytes, for its owner alone. The file system
+    /// has space for all of them: a store to a hole in a full one would end the process.
     pub(super) fn create_shared(path: &Path, len_bytes: u64) -> Result<Self> {
         let file = create_file(path, len_bytes)?;
-        file.set_len(len_bytes).map_err(os("allocate space for", path))?;
-        Self::of_file(file, path, false, 0)
+        let made = allocate(&file, 0, len_bytes).map_err(os("allocate space for", path));
+        made.and_then(|()| Self::of_file(file, path, false, 0)).inspect_err(|_| {
+            // The first error is returned.
+            let _ = std::fs::remove_file(path);
+        })
     }
 
     /// Maps a file that the caller owns and that no other user can write.

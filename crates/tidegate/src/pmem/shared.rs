@@ -308,6 +308,17 @@ mod tests {
         assert!(SharedMemory::create(&path, 4096).is_err(), "made twice");
     }
 
+    /// A store to a hole of a file system that is full by then ends the process.
+    #[test]
+    fn the_space_of_a_file_is_there_before_it_is_used() {
+        use std::os::unix::fs::MetadataExt;
+        const LEN_BYTES: u64 = 1 << 20;
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("control");
+        drop(SharedMemory::create(&path, LEN_BYTES).unwrap());
+        assert!(path.metadata().unwrap().blocks() * 512 >= LEN_BYTES);
+    }
+
     #[test]
     fn a_file_that_others_may_write_is_refused() {
         use std::os::unix::fs::PermissionsExt;
