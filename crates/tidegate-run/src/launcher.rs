@@ -181,12 +181,7 @@ fn command(plan: Plan<'_>) -> Command {
         command.arg0(name);
     }
     command.args(&program.before).args(words.iter().skip(1));
-    for (name, value) in environment {
-        match value {
-            Some(value) => command.env(name, value),
-            None => command.env_remove(name),
-        };
-    }
+    inherited::give_environment(&mut command, environment);
     inherited::hand_on(&mut command);
     if let Some(filter) = filter {
         filter.before(&mut command);

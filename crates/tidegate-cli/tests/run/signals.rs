@@ -100,7 +100,9 @@ fn a_program_starts_with_the_ignored_signals_and_closed_descriptors_that_there_w
     let pool = bed.pool();
     // The C library handles the signals behind the first 32 itself.
     let show = "grep SigIgn /proc/self/status | tail -c 9; ls /proc/self/fd | head -n 2";
-    for before in ["true", "trap '' PIPE", "exec <&-", "trap '' PIPE INT; exec <&- 2>&-"] {
+    for before in
+        ["true", "trap '' PIPE", "trap '' CHLD", "exec <&-", "trap '' PIPE INT; exec <&- 2>&-"]
+    {
         let shown = |runner: Runner<'_>| {
             let shell = runner.command("/bin/sh", bed.disk());
             let launch = shell.get_args().map(|arg| arg.to_str().unwrap()).collect::<Vec<_>>();
@@ -110,6 +112,41 @@ fn a_program_starts_with_the_ignored_signals_and_closed_descriptors_that_there_w
             succeed(whole.current_dir(bed.disk()).args(["-c", &script]))
         };
         assert_eq!(shown(Runner::Run(&pool)), shown(Runner::Plain), "{before}");
+    }
+}
+
+/// The kernel does not tell a process that ignores SIGCHLD how its children ended.
+#[test]
+fn a_launcher_whose_parent_ignores_the_end_of_children_passes_the_status_on() {
+    let bed = Bed::new();
+    let pool = bed.pool();
+    let pooled = format!("--size=64M --pool {}", pool.display());
+    preload_library();
+    for options in [pooled.as_str(), "--volatile", "--volatile --sync-at-end"] {
+        let program = env!("CARGO_BIN_EXE_tidegate");
+        let script = format!("trap '' CHLD; exec {program} run -q {options} -- sh -c 'exit 3'");
+        let mut shell = std::process::Command::new("/bin/sh");
+        let output = shell.current_dir(bed.disk()).args(["-c", &script]).output().unwrap();
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert_eq!((output.status.code(), &*said), (Some(3), ""), "{options}");
+    }
+}
+
+/// As systemd starts a service: the program takes sockets and the watchdog only if they are meant
+/// for its own process.
+#[test]
+fn variables_that_name_the_launcher_s_process_name_the_program_s() {
+    let bed = Bed::new();
+    let pool = bed.pool();
+    let pooled = format!("--size=64M --pool {}", pool.display());
+    preload_library();
+    let show = "echo $((LISTEN_PID - $$)) $((WATCHDOG_PID - $$)) $OTHER";
+    let variables = "export LISTEN_PID=$$ WATCHDOG_PID=$$ OTHER=kept";
+    for options in [pooled.as_str(), "--volatile"] {
+        let program = env!("CARGO_BIN_EXE_tidegate");
+        let script = format!("{variables}; exec {program} run -q {options} -- sh -c '{show}'");
+        let mut shell = std::process::Command::new("/bin/sh");
+        assert_eq!(succeed(shell.current_dir(bed.disk()).args(["-c", &script])), "0 0 kept\n");
     }
 }
 
