@@ -1,6 +1,7 @@
 //! Hooks that start programs. A program that cannot load this library is started without its name
 //! in `LD_PRELOAD`: another C library would not start the program, and a dynamic linker that finds
-//! no library to load says so. All other environments stay as they are.
+//! no library to load says so. So is one that a dynamic linker is only to list the libraries of.
+//! All other environments stay as they are.
 #![allow(unsafe_code)] // C's calling convention, system calls and strings
 #![allow(clippy::missing_safety_doc)] // the manual page of each function says it
 
@@ -18,17 +19,32 @@ use crate::next::{self, Argv};
 
 /// The path of this library, as `LD_PRELOAD` names it.
 static LIBRARY: OnceLock<&CStr> = OnceLock::new();
+/// The path of the compiler's library, which this one needs.
+static RUNTIME: OnceLock<&CStr> = OnceLock::new();
 
-/// Finds [`LIBRARY`]. To be called when the library is loaded.
+/// Finds [`LIBRARY`] and [`RUNTIME`]. To be called when the library is loaded.
 pub(crate) fn remember() {
+    unsafe extern "C" {
+        fn _Unwind_Backtrace();
+    }
+    let parts =
+        [(&LIBRARY, (&raw const LIBRARY).cast()), (&RUNTIME, _Unwind_Backtrace as *const _)];
+    for (path, address) in parts {
+        if let Some(found) = library_of(address) {
+            path.get_or_init(|| found);
+        }
+    }
+}
+
+/// Returns the path of the library with this address.
+fn library_of(address: *const c_void) -> Option<&'static CStr> {
     // SAFETY: the structure has only pointers, and null is valid.
     let mut found: libc::Dl_info = unsafe { std::mem::zeroed() };
-    // SAFETY: an address in this library, and memory for the answer.
-    let is_found = unsafe { libc::dladdr((&raw const LIBRARY).cast(), &raw mut found) } != 0;
-    if is_found && !found.dli_fname.is_null() {
-        // SAFETY: a terminated string, which stays as long as the library.
-        LIBRARY.get_or_init(|| unsafe { CStr::from_ptr(found.dli_fname) });
-    }
+    // SAFETY: memory for the answer.
+    let is_found = unsafe { libc::dladdr(address, &raw mut found) } != 0;
+    let is_found = is_found && !found.dli_fname.is_null();
+    // SAFETY: a terminated string, which stays as long as the library.
+    is_found.then(|| unsafe { CStr::from_ptr(found.dli_fname) })
 }
 
 /// Words of memory for an environment. A larger one stays as it is.
@@ -52,7 +68,8 @@ fn starting<'p>(
     // SAFETY: the caller's environment.
     let theirs = unsafe { strings(envp) };
     let Some(needed_bytes) = without.needed_bytes(theirs) else { return start(envp) };
-    if program().is_none_or(|program| loads(library, program)) {
+    let is_listed = environment::only_lists(theirs);
+    if !is_listed && program().is_none_or(|program| loads(library, program)) {
         return start(envp);
     }
     start_without(&without, theirs, needed_bytes, start)
@@ -74,9 +91,11 @@ fn start_without(
 /// Returns whether the program can load the library, as far as its file tells. That of a file that
 /// may not be opened here counts as one that cannot.
 fn loads(library: &CStr, program: At<'_>) -> bool {
-    let arguments = words![AT_FDCWD, library.as_ptr(), libc::R_OK];
-    // SAFETY: a terminated path.
-    if unsafe { raw::call(libc::SYS_faccessat, arguments) } != 0 {
+    let is_there = |path: &CStr| {
+        // SAFETY: a terminated path.
+        unsafe { raw::call(libc::SYS_faccessat, words![AT_FDCWD, path.as_ptr(), libc::R_OK]) == 0 }
+    };
+    if !is_there(library) || !RUNTIME.get().is_none_or(|path| is_there(path)) {
         // The root directory is another one.
         return false;
     }
