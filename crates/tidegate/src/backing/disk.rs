@@ -1,26 +1,16 @@
 //! The facts that sysfs and the partition table tell of a disk.
 
-use std::fs::{File, Metadata};
+use std::fs::File;
 use std::io;
-use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt};
-use std::path::{Path, PathBuf};
+use std::os::unix::fs::{FileExt, FileTypeExt};
+use std::path::Path;
 
 use uuid::Uuid;
 
 use super::areas::Areas;
-use super::facts::{Facts, Looped, Partition, said};
-use super::inode::identity_of_file;
-use crate::locking::{self, LockMode};
-use crate::opening::{self, Expected};
-
-/// Sysfs counts partitions in sectors of this size, whatever the disk's own sector size is.
-const SECTOR_BYTES: u64 = 512;
-
-/// Returns the folder in sysfs of the disk with `metadata`.
-pub(super) fn folder_of(metadata: &Metadata) -> PathBuf {
-    let (major, minor) = (rustix::fs::major(metadata.rdev()), rustix::fs::minor(metadata.rdev()));
-    PathBuf::from(format!("/sys/dev/block/{major}:{minor}"))
-}
+use super::facts::{Facts, Partition, said};
+use super::loops;
+use super::sysfs::{SECTOR_BYTES, folder_of, number, open, whole_of};
 
 /// Collects the facts about the disk `file`.
 pub(super) fn facts_of(file: &File) -> io::Result<Facts> {
@@ -29,83 +19,11 @@ pub(super) fn facts_of(file: &File) -> io::Result<Facts> {
     let (is_partition, whole) = (folder.join("partition").exists(), whole_of(&folder));
     Ok(Facts {
         said: said(|name| std::fs::read(whole.join(name)).ok()),
-        looped: looped(&whole),
+        looped: loops::looped(file, &whole),
         partition: is_partition.then(|| partition(&folder, &whole)),
         content: Areas::of_file(file, size_bytes)?.content(),
         size_bytes,
     })
-}
-
-/// Returns whether the disk in `folder` is write-protected for all programs.
-pub(super) fn is_read_only(folder: &Path) -> bool {
-    number(&folder.join("ro")) == Some(1)
-}
-
-/// Returns the folder in sysfs of the whole disk of the disk or partition in `folder`.
-fn whole_of(folder: &Path) -> PathBuf {
-    // The link of a partition leads to its folder, which is inside the folder of its disk.
-    if folder.join("partition").exists() { folder.join("..") } else { folder.to_owned() }
-}
-
-/// Returns the path of the file or disk behind the loop device in `folder`.
-fn path_behind(folder: &Path) -> Option<PathBuf> {
-    let path = std::fs::read_to_string(folder.join("loop/backing_file")).ok()?;
-    Some(PathBuf::from(path.trim_end_matches('\n')))
-}
-
-/// Opens the file behind the loop device in `folder`, if it is still at its path.
-fn file_behind(folder: &Path) -> Option<File> {
-    let file = open(&path_behind(folder)?)?;
-    let is_file = !file.metadata().ok()?.file_type().is_block_device();
-    is_file.then_some(file)
-}
-
-/// Locks the file behind the disk or partition in `folder` of sysfs, if that is one of a loop
-/// device. The lock excludes all others if the device is the whole file; parts of a file may be
-/// used beside each other. Returns `None` without such a file, or if its file system has no locks.
-///
-/// # Errors
-/// Another program has the file, or a part of it, locked.
-pub(super) fn lock_behind(folder: &Path) -> io::Result<Option<File>> {
-    let whole = whole_of(folder);
-    let Some(file) = file_behind(&whole) else { return Ok(None) };
-    let is_set = |name| number(&whole.join("loop").join(name)).is_some_and(|it| it != 0);
-    let is_part = folder.join("partition").exists() || is_set("offset") || is_set("sizelimit");
-    let mode = if is_part { LockMode::Shared } else { LockMode::Exclusive };
-    match locking::lock(&file, mode) {
-        Ok(()) => Ok(Some(file)),
-        Err(error) if error.kind() == io::ErrorKind::WouldBlock => Err(error),
-        Err(_) => Ok(None),
-    }
-}
-
-/// Returns the name of a loop device in `folder` of sysfs that may write to the file with
-/// `metadata`.
-pub(super) fn loop_over(metadata: &Metadata, folder: &Path) -> Option<String> {
-    let is_it = |path: &Path| {
-        let found = std::fs::metadata(path).ok();
-        found.is_some_and(|it| (it.dev(), it.ino()) == (metadata.dev(), metadata.ino()))
-    };
-    let disks = std::fs::read_dir(folder).ok()?.filter_map(Result::ok);
-    let writes = |disk: &std::fs::DirEntry| {
-        let path = path_behind(&disk.path());
-        path.is_some_and(|path| is_it(&path)) && !is_read_only(&disk.path())
-    };
-    disks.filter(writes).find_map(|disk| disk.file_name().into_string().ok())
-}
-
-/// Returns the file behind the loop device in `folder`, if it is still at its path.
-fn looped(folder: &Path) -> Option<Looped> {
-    let file = file_behind(folder)?;
-    let metadata = file.metadata().ok()?;
-    let identity = identity_of_file(&file, &metadata).ok()?;
-    let offset = number(&folder.join("loop/offset")).unwrap_or_default();
-    Some(Looped { identity, offset })
-}
-
-/// Opens the file or disk at a path from the kernel. The path may name something else by now.
-fn open(path: &Path) -> Option<File> {
-    opening::open(path, Expected::Blocks, File::options().read(true)).ok()
 }
 
 /// Describes the partition in `folder` of the disk in `whole`.
@@ -160,11 +78,6 @@ fn event_value(folder: &Path, key: &str) -> Option<String> {
     event.lines().find_map(of_line)
 }
 
-/// Reads the number in a file of sysfs.
-pub(super) fn number(path: &Path) -> Option<u64> {
-    std::fs::read_to_string(path).ok()?.trim().parse().ok()
-}
-
 #[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
@@ -187,58 +100,6 @@ mod tests {
             header[72..80].fill(0xFF);
             assert_eq!(uuid_in_gpt(&file, &header, sector, 2), None, "a hostile table");
         }
-    }
-
-    /// Makes the folder of a loop device in `sysfs` over the file `path`.
-    fn loop_device(sysfs: &Path, name: &str, path: &Path, is_read_only: bool) -> PathBuf {
-        let folder = sysfs.join(name);
-        std::fs::create_dir_all(folder.join("loop")).unwrap();
-        let behind = format!("{}\n", path.display());
-        std::fs::write(folder.join("loop/backing_file"), behind).unwrap();
-        std::fs::write(folder.join("ro"), if is_read_only { "1\n" } else { "0\n" }).unwrap();
-        folder
-    }
-
-    #[test]
-    fn a_loop_device_that_writes_to_a_file_is_found_by_the_file() {
-        let dir = tempfile::tempdir().unwrap();
-        let [image, other] = ["image", "other"].map(|name| dir.path().join(name));
-        std::fs::write(&image, [0; 4096]).unwrap();
-        std::fs::write(&other, [0; 4096]).unwrap();
-        let sysfs = dir.path().join("block");
-        std::fs::create_dir_all(sysfs.join("sda")).unwrap();
-        let found = || loop_over(&image.metadata().unwrap(), &sysfs);
-        loop_device(&sysfs, "loop0", &other, false);
-        loop_device(&sysfs, "loop1", &image, true);
-        loop_device(&sysfs, "loop2", Path::new("/nowhere (deleted)"), false);
-        assert_eq!(found(), None);
-        let link = dir.path().join("link");
-        std::fs::hard_link(&image, &link).unwrap();
-        loop_device(&sysfs, "loop3", &link, false);
-        assert_eq!(found().as_deref(), Some("loop3"));
-    }
-
-    #[test]
-    fn a_whole_loop_device_excludes_all_users_of_its_file_and_parts_exclude_the_whole() {
-        let dir = tempfile::tempdir().unwrap();
-        let image = dir.path().join("image");
-        std::fs::write(&image, [0; 4096]).unwrap();
-        let whole = loop_device(dir.path(), "loop0", &image, false);
-        let [one, two] = ["loop1", "loop2"].map(|name| {
-            let part = loop_device(dir.path(), name, &image, false);
-            std::fs::write(part.join("loop/offset"), "1024\n").unwrap();
-            part
-        });
-        let lock = lock_behind(&whole).unwrap().expect("the file is there");
-        assert!(lock_behind(&whole).is_err() && lock_behind(&one).is_err());
-        drop(lock);
-        let locks = [&one, &two].map(|part| lock_behind(part).unwrap().expect("both parts"));
-        assert!(lock_behind(&whole).is_err());
-        drop(locks);
-        let file = File::open(&image).unwrap();
-        locking::lock(&file, LockMode::Exclusive).unwrap();
-        assert!(lock_behind(&whole).is_err() && lock_behind(&two).is_err());
-        assert!(lock_behind(&dir.path().join("sda")).unwrap().is_none(), "no loop device");
     }
 
     #[test]

@@ -8,9 +8,11 @@ use std::path::Path;
 use std::sync::Arc;
 
 use super::areas::Areas;
-use super::disk::{self, folder_of};
+use super::disk;
 use super::facts::identity_of;
+use super::loops::{self, DISKS, Part};
 use super::observe::Observer;
+use super::sysfs::{folder_of, is_read_only};
 use super::{BackingError, Guard, OpenBacking, Opening, Place, Scheme};
 use crate::device::BLOCK_BYTES_MIN;
 use crate::device::file::{FileDevice, FileOptions};
@@ -60,7 +62,7 @@ fn open(rest: &str, opening: &Opening<'_>) -> Result<OpenBacking, BackingError> 
     let behind = match guard_loops(&lock).map_err(failed("inspect"))? {
         Behind::Locked(behind) => behind,
         Behind::InUse => return Err(BackingError::InUse { url: url() }),
-        Behind::Looped(name) => return Err(in_loop(url(), &name)),
+        Behind::Looped(reason) => return Err(BackingError::Unfit { url: url(), reason }),
     };
     expect_writable(&lock, rest)?;
     let found = glance(&lock).map_err(failed("read"))?;
@@ -101,36 +103,41 @@ enum Behind {
     Locked(Option<File>),
     /// Another program has the file behind a loop device locked.
     InUse,
-    /// The file is behind the loop device of this name, which may write to it.
+    /// A loop device may write to the backing's bytes; the reason says which.
     Looped(String),
 }
 
-/// Locks the file behind a loop device, and looks for loop devices over a file.
+/// Looks for loop devices that may write to the bytes of `file`, and locks the file behind it if it
+/// is a loop device itself.
 fn guard_loops(file: &File) -> io::Result<Behind> {
     let metadata = file.metadata()?;
-    if metadata.file_type().is_block_device() {
-        let locked = disk::lock_behind(&folder_of(&metadata));
-        return Ok(locked.map_or(Behind::InUse, Behind::Locked));
+    let folder = folder_of(&metadata);
+    let is_disk = metadata.file_type().is_block_device();
+    let behind = if is_disk { Part::behind(file, &folder) } else { None };
+    let parts = [Some(Part::whole(&metadata)), behind];
+    let over = |part: &Part| part.loop_over(Path::new(DISKS), &folder, false);
+    if let Some(name) = parts.iter().flatten().find_map(over) {
+        let other = if is_disk { "" } else { ", or name the loop device as the backing" };
+        return Ok(Behind::Looped(in_loop(&name, other)));
     }
-    let over = disk::loop_over(&metadata, Path::new("/sys/block"));
-    Ok(over.map_or(Behind::Locked(None), Behind::Looped))
+    let locked = if is_disk { loops::lock_behind(file, &folder) } else { Ok(None) };
+    Ok(locked.map_or(Behind::InUse, Behind::Locked))
 }
 
-/// Returns the error for the backing `url`, a file behind the loop device `name`.
-fn in_loop(url: String, name: &str) -> BackingError {
-    let reason = format!(
-        "the loop device /dev/{name} is over it, by which other programs or a mounted file system \
-         may write to it; unmount and detach that (`losetup -d /dev/{name}`), or name the loop \
-         device as the backing"
-    );
-    BackingError::Unfit { url, reason }
+/// Returns the reason why a backing is refused whose bytes the loop device `name` has, too. The
+/// user may do something else (`other`) than detach it.
+fn in_loop(name: &str, other: &str) -> String {
+    format!(
+        "the loop device /dev/{name} has its bytes too, by which other programs or a mounted file \
+         system may write to them; unmount and detach that (`losetup -d /dev/{name}`){other}"
+    )
 }
 
 /// Refuses a write-protected disk: the kernel opens it for writing nevertheless.
 fn expect_writable(file: &File, rest: &str) -> Result<(), BackingError> {
     let is_block = |it: &Metadata| it.file_type().is_block_device();
     let metadata = file.metadata().ok().filter(is_block);
-    if !metadata.is_some_and(|it| disk::is_read_only(&folder_of(&it))) {
+    if !metadata.is_some_and(|it| is_read_only(&folder_of(&it))) {
         return Ok(());
     }
     let reason = "it is write-protected, but a backing is written; `blockdev --setrw` makes it \

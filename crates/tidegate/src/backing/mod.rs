@@ -14,10 +14,12 @@ mod disk;
 mod facts;
 mod file;
 mod inode;
+mod loops;
 mod mark;
 mod nbd;
 mod null;
 mod observe;
+mod sysfs;
 
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -25,6 +27,7 @@ use std::str::FromStr;
 use std::sync::Arc;
 use std::time::Duration;
 
+pub use loops::loop_over;
 pub use mark::Mark;
 pub use observe::Observer;
 pub(crate) use observe::now_ns as system_now_ns;

@@ -2,7 +2,7 @@
 
 #![expect(clippy::disallowed_methods, reason = "times of files are compared with the system's")]
 
-use std::fs::File;
+use std::fs::{File, Metadata};
 use std::io;
 use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
@@ -12,9 +12,11 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use uuid::Uuid;
 
 use super::areas::Areas;
-use super::disk::{facts_of, folder_of, number};
+use super::disk::facts_of;
 use super::facts::identity_of;
 use super::inode::identity_of_file;
+use super::loops::whole_file_behind;
+use super::sysfs::{folder_of, number};
 use crate::device::{BlockDevice, BlockDeviceExt, DeviceError};
 use crate::pool::BackingState;
 
@@ -37,9 +39,17 @@ pub(crate) type Former = Box<dyn Fn(u64) -> u64 + Send + Sync>;
 
 enum Source {
     File(File),
-    /// A disk, and its folder in sysfs.
-    Disk(File, PathBuf),
+    /// A disk.
+    Disk(Disk),
     Device(Arc<dyn BlockDevice>),
+}
+
+struct Disk {
+    file: File,
+    /// Its folder in sysfs.
+    folder: PathBuf,
+    /// The file of a loop device that is all of it.
+    image: Option<File>,
 }
 
 impl Observer {
@@ -58,7 +68,8 @@ impl Observer {
     pub(crate) fn of_disk(file: &File) -> io::Result<Self> {
         let (facts, folder) = (facts_of(file)?, folder_of(&file.metadata()?));
         let (identity, is_known_by_content) = (identity_of(&facts), facts.is_known_by_content());
-        let source = Source::Disk(file.try_clone()?, folder);
+        let image = whole_file_behind(file, &folder);
+        let source = Source::Disk(Disk { file: file.try_clone()?, folder, image });
         Ok(Self { identity, is_known_by_content, former: None, source })
     }
 
@@ -100,11 +111,17 @@ impl Observer {
     /// read.
     pub fn identity_by_content(&self) -> Option<u64> {
         match &self.source {
-            Source::Disk(file, _) if self.is_known_by_content => {
+            Source::Disk(Disk { file, .. }) if self.is_known_by_content => {
                 Some(identity_of(&facts_of(file).ok()?).unwrap_or_default())
             }
             _ => None,
         }
+    }
+
+    /// Returns whether the kernel may change the time of the backing long after a write: a loop
+    /// device has a page cache of its own above its file.
+    pub fn is_timed_late(&self) -> bool {
+        matches!(&self.source, Source::Disk(Disk { image: Some(_), .. }))
     }
 
     /// Makes the state that [`observe`](Self::observe) returns outlast a power failure.
@@ -113,7 +130,7 @@ impl Observer {
     /// The backing failed.
     pub fn sync(&self) -> io::Result<()> {
         match &self.source {
-            Source::File(file) | Source::Disk(file, _) => file.sync_all(),
+            Source::File(file) | Source::Disk(Disk { file, .. }) => file.sync_all(),
             Source::Device(device) => device.flush().map_err(io::Error::other),
         }
     }
@@ -126,7 +143,7 @@ impl Observer {
     /// The backing failed.
     pub fn sync_flushed(&self) -> io::Result<()> {
         match &self.source {
-            Source::File(file) | Source::Disk(file, _) => file.sync_all(),
+            Source::File(file) | Source::Disk(Disk { file, .. }) => file.sync_all(),
             Source::Device(_) => Ok(()),
         }
     }
@@ -142,16 +159,18 @@ impl Observer {
                 let metadata = file.metadata()?;
                 let size_bytes = metadata.len();
                 let areas = Areas::of_file(file, size_bytes)?.checksum();
-                let modified_ns = metadata.modified().map_or(0, wall_ns);
+                let modified_ns = modified_ns(&metadata);
                 Ok(BackingState { size_bytes, modified_ns, areas, ..seen })
             }
-            Source::Disk(file, folder) => {
+            Source::Disk(Disk { file, folder, image }) => {
                 let size_bytes = rustix::fs::seek(file, rustix::fs::SeekFrom::End(0))?;
                 let areas = Areas::of_file(file, size_bytes)?.checksum();
                 // A client may have made another file system, whose UUID alone identifies some
                 // disks.
                 let said = identity_of(&facts_of(file)?).unwrap_or_default();
-                let seen = BackingState { said, size_bytes, areas, ..seen };
+                let image = image.as_ref().and_then(|it| it.metadata().ok());
+                let modified_ns = image.as_ref().map_or(0, modified_ns);
+                let seen = BackingState { said, size_bytes, modified_ns, areas, ..seen };
                 Ok(with_counters(seen, folder))
             }
             Source::Device(device) => self.of_source(&**device).map_err(io::Error::other),
@@ -163,7 +182,7 @@ impl Observer {
     pub(crate) fn observe_device(&self) -> Result<BackingState, DeviceError> {
         match &self.source {
             Source::Device(device) => self.of_source(&**device),
-            Source::File(_) | Source::Disk(..) => Ok(self.nothing_yet()),
+            Source::File(_) | Source::Disk(_) => Ok(self.nothing_yet()),
         }
     }
 
@@ -195,6 +214,10 @@ fn with_counters(seen: BackingState, folder: &Path) -> BackingState {
 /// Returns the system's time, in nanoseconds since 1970.
 pub(crate) fn now_ns() -> u64 {
     wall_ns(SystemTime::now())
+}
+
+fn modified_ns(metadata: &Metadata) -> u64 {
+    metadata.modified().map_or(0, wall_ns)
 }
 
 fn wall_ns(time: SystemTime) -> u64 {

@@ -103,7 +103,7 @@ fn touched(kept: &BackingState, seen: &BackingState) -> Option<String> {
 /// Compares the times only. The pool was writing when it was killed, and its last writes cannot be
 /// told from another program's.
 fn change_while_writing(kept: &BackingState, seen: &BackingState) -> Option<String> {
-    if seen.modified_ns == 0 {
+    if seen.modified_ns == 0 || kept.modified_ns == 0 {
         return None;
     }
     let latest_ns =
@@ -246,6 +246,9 @@ mod tests {
         let kept = BackingState { is_writing: true, ..left() };
         let at = |ns: u64| BackingState { areas: 9, changed_sectors: 7, modified_ns: ns, ..left() };
         let is_changed = |seen| of(Some(kept), seen, "/dev/sda").doubt.is_some();
+        let timeless = BackingState { modified_ns: 0, ..kept };
+        let found = of(Some(timeless), at(1003 * SECOND_NS), "/dev/sda");
+        assert_eq!(found.doubt, None, "a loop device, whose file gets writes late");
         for own_ns in [left().modified_ns, 999 * SECOND_NS, 1001 * SECOND_NS] {
             assert!(!is_changed(at(own_ns)), "{own_ns}");
         }

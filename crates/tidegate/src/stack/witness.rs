@@ -12,7 +12,9 @@
 //! 5. While a write to the backing takes longer than [`LONG_NS`], the pool notes
 //!    [`LATE_WRITES`] as the time: on a disk that hangs, the kernel may end the write long after
 //!    the death of this process, with a later time.
-//! 6. While tiers write, no flush of a device comes from here: one that fails may report a loss of
+//! 6. While requests write, the pool notes no time of a loop device's file: the kernel writes the
+//!    device's page cache to that file up to half a minute later.
+//! 7. While tiers write, no flush of a device comes from here: one that fails may report a loss of
 //!    writes, once, and only the tiers have the data.
 //!
 //! Invariant 1 holds while requests come at any time: a writer counts itself in `in_flight` and
@@ -111,7 +113,8 @@ impl Witness {
     /// backing's mark has, and the number that it is to get. Returns the superblock.
     pub(super) fn bind(&self, mark_before: u64) -> std::result::Result<Superblock, PoolError> {
         let mut kept = self.kept.lock();
-        kept.mark_before = mark_before;
+        // Writes of a server that was killed may still be on their way.
+        *kept = BackingState { mark_before, ..self.without_late_time(*kept) };
         Superblock::update(&self.region, |superblock| {
             kept.mark = superblock.sequence + 1;
             (superblock.backing, superblock.state) = (Some(self.backing), Some(*kept));
@@ -163,7 +166,7 @@ impl Witness {
         }
         let has_long = self.has_long.load(Ordering::SeqCst);
         let noted_ns = if has_long { LATE_WRITES } else { system_now_ns() };
-        let state = BackingState { is_writing: true, noted_ns, ..*kept };
+        let state = BackingState { is_writing: true, noted_ns, ..self.without_late_time(*kept) };
         self.store(&mut kept, state)?;
         self.noted_at_ns.store(now_ns(), Ordering::Relaxed);
         self.is_writing.store(true, Ordering::SeqCst);
@@ -178,6 +181,12 @@ impl Witness {
         self.has_long.store(self.in_flight.load(Ordering::SeqCst) > 0, Ordering::SeqCst);
         // If this fails, the time in the pool is that of the last note.
         let _ = self.note_writing(true);
+    }
+
+    /// Returns `state` without the time of the backing if writes may change that late.
+    fn without_late_time(&self, state: BackingState) -> BackingState {
+        let is_late = self.observer.is_timed_late();
+        BackingState { modified_ns: if is_late { 0 } else { state.modified_ns }, ..state }
     }
 
     /// Notes the identity of a disk to which clients may have given another one.
