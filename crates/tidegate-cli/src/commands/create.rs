@@ -15,6 +15,7 @@ use std::sync::Arc;
 
 use anyhow::{Context, Result, bail};
 use rustix::fs::{FallocateFlags, StatVfsMountFlags};
+use tidegate::backing::loop_over;
 use tidegate::btt::Version;
 use tidegate::dram::{Policy, TierSpec};
 use tidegate::log::LogEngine;
@@ -88,6 +89,7 @@ fn prepare(args: &CreateArgs) -> Result<Region> {
         resize(&allocate(&args.pool, args.size)?, args)?;
         return map(&args.pool, &args.memory, false);
     }
+    refuse_looped(&args.pool)?;
     let region = map(&args.pool, &args.memory, false)?;
     if !args.force {
         refuse_content(&region, &args.pool)?;
@@ -174,6 +176,19 @@ fn erase(region: &Region) -> Result<()> {
         Err(PoolError::TooSmall { .. }) => Ok(()),
         erased => erased.with_context(|| in_pool(region)),
     }
+}
+
+/// Refuses to overwrite a file that a loop device shows to others, such as a mounted file system.
+fn refuse_looped(path: &Path) -> Result<()> {
+    let inspected = opening::open(path, Expected::Pool, File::options().read(true));
+    let over = inspected.and_then(|file| loop_over(&file));
+    let over = over.with_context(|| format!("cannot inspect {}", path.display()))?;
+    let Some(device) = over else { return Ok(()) };
+    let (path, device) = (path.display(), device.display());
+    bail!(
+        "{path} is in use: the loop device {device} is over it, by which a file system may be \
+         mounted; unmount and detach that (`losetup -d {device}`), or choose another path"
+    )
 }
 
 /// Refuses to overwrite a pool, or any other content that is not blank.

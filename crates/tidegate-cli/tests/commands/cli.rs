@@ -11,6 +11,7 @@ use tempfile::TempDir;
 use tidegate::log::layout::{COPY_DISTANCE, LIMIT_OFFSET, TAIL_OFFSET};
 
 use crate::behind::{self, Scene};
+use crate::cache_device::Disk;
 use crate::nbd::Client;
 use crate::support::{self, Server, ok, run, scratch, succeed, tool};
 
@@ -364,6 +365,19 @@ fn one_engine_follows_the_other() {
         assert_eq!(json(&["info", &pool, "--json"])["engine"], engine);
         ok(["check", &pool]);
     }
+}
+
+/// A file system may be mounted by the loop device.
+#[test]
+fn a_file_behind_a_loop_device_is_not_overwritten_at_all() {
+    let (_dir, path) = place();
+    std::fs::write(&path, vec![7; 1 << 20]).unwrap();
+    let create = ["create", &path, "--engine", "raw", "--size", "1M", "--force"];
+    let device = Disk::of(Path::new(&path));
+    says(&fails(1, &create), &[&path, "in use", &device.0]);
+    assert_eq!(std::fs::read(&path).unwrap(), vec![7; 1 << 20]);
+    drop(device);
+    ok(create);
 }
 
 #[test]
