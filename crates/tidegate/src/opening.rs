@@ -74,8 +74,15 @@ impl WrongKind {
 pub fn open(path: &Path, expected: Expected, options: &OpenOptions) -> io::Result<File> {
     let named = File::from(rustix::fs::open(path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty())?);
     expected.check(&named.metadata()?)?;
-    options.open(format!("/proc/self/fd/{}", named.as_raw_fd()))
+    let opened = options.open(format!("/proc/self/fd/{}", named.as_raw_fd()));
+    opened.map_err(|error| match error.kind() {
+        io::ErrorKind::NotFound => io::Error::new(io::ErrorKind::Unsupported, NO_PROC),
+        _ => error,
+    })
 }
+
+/// The reason why a file that is there has no path by its descriptor.
+const NO_PROC: &str = "it is there, but opened by way of /proc, which is not mounted: mount it";
 
 /// Reads the whole file at `path`.
 ///

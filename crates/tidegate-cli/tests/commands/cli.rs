@@ -891,3 +891,17 @@ fn causes_are_reported_once() {
         assert_eq!(error.to_lowercase().matches(cause).count(), 1, "{error}");
     }
 }
+
+/// A rescue system may have no `/proc`.
+#[test]
+fn without_proc_a_pool_is_not_said_to_be_missing() {
+    let (_dir, pool) = pool();
+    let tidegate = env!("CARGO_BIN_EXE_tidegate");
+    for command in ["check", "info", "stat"] {
+        let script = format!("mount -t tmpfs none /proc && {tidegate} {command} {pool}");
+        let mut unshare = tool("unshare", "util-linux");
+        let output = unshare.args(["-m", "sh", "-c", &script]).output().unwrap();
+        assert!(!output.status.success());
+        says(&String::from_utf8(output.stderr).unwrap(), &["/proc, which is not mounted"]);
+    }
+}
