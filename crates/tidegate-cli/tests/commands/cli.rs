@@ -333,7 +333,7 @@ fn a_raw_pool_is_made_described_served_and_repaired() {
     let mut qemu_io = tool("qemu-io", "qemu-utils");
     succeed(qemu_io.args(["-f", "raw", "-c", "write -P 3 512 1k", "-c", "read -P 3 512 1k", &uri]));
     assert!(server.stop(Signal::TERM).0.success());
-    file(&pool).write_all_at(&[0xff; 8], 64).unwrap();
+    file(&pool).write_all_at(&[0xff; 8], 40).unwrap();
     says(
         &String::from_utf8(run(["check", &pool]).stdout).unwrap(),
         &["at the pool's start", "1 fault", "--repair"],

@@ -26,7 +26,7 @@ const OVERWRITTEN_MAX: usize = LANES as usize * BATCH_PAGES_MAX;
 pub struct Report {
     /// Slots that hold a page, older versions included, or parts.
     pub used_slots: u64,
-    /// Slots and parts whose bytes the backing may lack.
+    /// Slots and parts whose bytes the backing may lack; after a crash with older versions.
     pub dirty_slots: u64,
     /// Slots and parts that hold a record: some lines of a page.
     pub record_slots: u64,
@@ -169,9 +169,9 @@ pub fn check(region: &Region) -> Result<Report, CacheError> {
     for setting in Choices::parse(&header.settings).1 {
         report.fault(format!("this program does not know the setting `{setting}`"));
     }
-    if !header.is_whole || !header.superblock_is_whole {
+    if let Some(damage) = header.damaged_copy {
         report.lacks_copy = true;
-        report.fault("one copy of the superblock or of the cache header is damaged".into());
+        report.fault(damage.to_string());
     }
     Ok(report)
 }

@@ -20,6 +20,7 @@ pub use error::PoolError;
 pub use glance::{Glance, glance, glance_device};
 pub use state::BackingState;
 pub use superblock::{BackingIdentity, CLUSTERS, CopyFault, Found, NEIGHBOURS, Superblock, erase};
+pub(crate) use superblock::{Difference, compare_copies};
 
 use crate::btt::{self, Version};
 use crate::pmem::Region;

@@ -6,7 +6,7 @@
 //!    *not* count durable before it touches the one that does. The former is the second copy,
 //!    unless the first is damaged or older. A crash before the fence between both writes leaves the
 //!    copy that counted, and a crash after it leaves the new one, which then counts, whatever the
-//!    state of the other copy.
+//!    state of the other copy. Beside it, a copy that such a crash left is no damage.
 //! 2. `sequence` grows with each update: of two valid copies the one with the higher number counts.
 //! 3. [`erase`] comes before any write of a new pool, so that no valid copy of an older pool is
 //!    beside it.
@@ -110,6 +110,12 @@ pub enum CopyFault {
     /// The memory of the copy cannot be read.
     #[error("lies in memory that cannot be read")]
     Unreadable,
+    /// The copy differs from the other one by one bit.
+    #[error("differs from the other one by one bit, or an update of it never finished")]
+    OneBit,
+    /// An update of the copy was cut off, before it was complete or before it began.
+    #[error("is unfinished")]
+    CutOff,
     /// The copy is valid, but older than the other one.
     #[error("is an older one, number {sequence}")]
     Older {
@@ -139,13 +145,14 @@ impl Found {
         self.first.is_none() && self.second.is_none()
     }
 
-    /// Returns the faults of the copies, a line each.
+    /// Returns the faults of the copies, a line each. A copy that a crash leaves is none.
     pub fn findings(&self) -> Vec<String> {
         let finding = |which, fault| {
             format!("the superblock at the pool's {which} {fault}; the other one is whole")
         };
-        let first = self.first.map(|fault| finding("start", fault));
-        let second = self.second.map(|fault| finding("end", fault));
+        let is_damage = |fault: &CopyFault| *fault != CopyFault::CutOff;
+        let first = self.first.filter(is_damage).map(|fault| finding("start", fault));
+        let second = self.second.filter(is_damage).map(|fault| finding("end", fault));
         first.into_iter().chain(second).collect()
     }
 
@@ -248,9 +255,13 @@ impl Superblock {
     pub fn read(region: &Region) -> Result<Found> {
         let first = read_copy(region, 0)?;
         let second = read_second(region, first.as_deref().ok())?;
-        let (bytes, faults) = choose(first, second, region)?;
+        let second_at = second_offset(region, first.as_deref().ok());
+        let (bytes, (first, second)) = choose(first, second, region)?;
         let superblock = Self::decode(&bytes, region)?;
-        Ok(Found { superblock, first: faults.0, second: faults.1 })
+        let closer = |at, fault| look_closer(region, at, fault, &bytes);
+        let first = first.map(|fault| closer(0, fault));
+        let second = second.map(|fault| closer(second_at, fault));
+        Ok(Found { superblock, first, second })
     }
 
     /// Checks that the pool belongs to the engine `expected`.
@@ -455,6 +466,57 @@ fn choose(first: Copy, second: Copy, region: &Region) -> Result<(Box<SuperblockB
             Err(PoolError::NotAPool { found: look(region)? })
         }
         (Err(first), Err(second)) => Err(PoolError::Damaged { first, second }),
+    }
+}
+
+/// Returns the fault of the copy at `offset` beside the copy `whole`: `fault`, unless an update
+/// that a crash cut off may have left the copy so.
+fn look_closer(
+    region: &Region,
+    offset: u64,
+    fault: CopyFault,
+    whole: &SuperblockBytes,
+) -> CopyFault {
+    let mut copy = SuperblockBytes::new_zeroed();
+    let may_be_cut_off = matches!(fault, CopyFault::Checksum { .. } | CopyFault::Older { .. });
+    if !may_be_cut_off || region.read(offset, copy.as_mut_bytes()).is_err() {
+        return fault;
+    }
+    // The fields that no update changes.
+    let fixed = |it: &SuperblockBytes| {
+        (it.magic, it.version, it.engine, it.uuid, it.data_offset, it.block_bytes, it.reserved)
+    };
+    let of_one_pool = fixed(&copy) == fixed(whole);
+    let sequences = [copy.sequence.get(), whole.sequence.get()];
+    match compare_copies(copy.as_bytes(), whole.as_bytes(), sequences) {
+        Difference::CutOff if of_one_pool => CopyFault::CutOff,
+        Difference::OneBit => CopyFault::OneBit,
+        _ => fault,
+    }
+}
+
+/// How a copy that does not count differs from the one that does.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Difference {
+    /// As an update that was cut off leaves a copy: each word is that of the update or of the one
+    /// before it.
+    CutOff,
+    /// By one bit, which damage and an update that was cut off both leave.
+    OneBit,
+    /// As no update leaves a copy.
+    Other,
+}
+
+/// Compares `copy` with the copy `whole`. Both contain a number of their updates, `sequences`.
+///
+/// An update writes one copy after the other. So the number of a copy whose update was cut off is
+/// that of the whole copy, the one before it or the one behind it.
+pub(crate) fn compare_copies(copy: &[u8], whole: &[u8], sequences: [u64; 2]) -> Difference {
+    let bits = copy.iter().zip(whole).map(|(one, other)| (one ^ other).count_ones()).sum::<u32>();
+    match sequences[0].abs_diff(sequences[1]) {
+        0 if bits == 1 => Difference::OneBit,
+        0 | 1 => Difference::CutOff,
+        _ => Difference::Other,
     }
 }
 

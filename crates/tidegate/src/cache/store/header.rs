@@ -1,7 +1,8 @@
 //! The cache header: the pool's salt, its mode and its backing, in two copies.
 //!
 //! Invariant: at every moment one copy is whole. If both are whole, the copy with the higher
-//! sequence number counts. An update writes the other copy first.
+//! sequence number counts. An update writes the other copy first. A copy that is left by an update
+//! that was cut off is no damage.
 
 use std::collections::BTreeMap;
 
@@ -20,7 +21,7 @@ use crate::cache::error::CacheError;
 use crate::cache::pages::cluster::{Cluster, Sharding};
 use crate::cache::router::mode::Mode;
 use crate::pmem::{PmemError, Region};
-use crate::pool::{self, PoolError, Superblock};
+use crate::pool::{self, CopyFault, Difference, Found, PoolError, Superblock, compare_copies};
 
 type Result<T> = std::result::Result<T, CacheError>;
 
@@ -95,6 +96,21 @@ pub struct CacheHeader {
     pub is_whole: bool,
     /// Whether both copies of the superblock are whole and equal.
     pub superblock_is_whole: bool,
+    /// The damage of a copy of the superblock or of this header.
+    pub damaged_copy: Option<CopyDamage>,
+}
+
+/// The damage of one copy of a superblock or of a cache header.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum CopyDamage {
+    /// No update leaves such a copy.
+    #[error("one copy of the superblock or of the cache header is damaged")]
+    Damaged,
+    /// The copy differs from the whole one by one bit.
+    #[error(
+        "one copy of the superblock or of the cache header differs from the other one by one bit: it was changed, or an update of it never finished"
+    )]
+    OneBit,
 }
 
 /// Formats all of `region` as a cache pool. Previous content is lost.
@@ -135,6 +151,7 @@ pub fn create(region: &Region, options: &CacheOptions) -> Result<CacheHeader> {
         second_counts: false,
         is_whole: true,
         superblock_is_whole: true,
+        damaged_copy: None,
     };
     header.write(region)?;
     superblock.write(region)?;
@@ -217,6 +234,14 @@ impl CacheHeader {
         };
         let is_whole = first.is_ok_and(|it| it.as_bytes() == bytes.as_bytes())
             && second.is_ok_and(|it| it.as_bytes() == bytes.as_bytes());
+        let (other_at, other) = if second_counts { (0, first) } else { (PAGE_BYTES, second) };
+        // A whole copy with the same number was never that of this pool's last updates.
+        let is_foreign = !is_whole && other.is_ok_and(|it| it.sequence == bytes.sequence);
+        let damaged_copy = damage_of(&found).or_else(|| match is_whole {
+            true => None,
+            false if is_foreign => Some(CopyDamage::Damaged),
+            false => damage_beside(region, superblock.data_offset + other_at, bytes),
+        });
         let shards = bytes.shards.get();
         let has_layout = bytes.chunks_offset.get() == CHUNKS_OFFSET;
         if !(1..=SHARDS_MAX).contains(&shards) || !has_layout {
@@ -246,6 +271,7 @@ impl CacheHeader {
             second_counts,
             is_whole,
             superblock_is_whole: found.is_whole(),
+            damaged_copy,
         })
     }
 
@@ -314,6 +340,29 @@ impl CacheHeader {
         }
         bytes.seal();
         bytes
+    }
+}
+
+/// Returns the damage of a copy of the superblock.
+fn damage_of(found: &Found) -> Option<CopyDamage> {
+    match (found.first, found.second) {
+        (None | Some(CopyFault::CutOff), None | Some(CopyFault::CutOff)) => None,
+        (Some(CopyFault::OneBit), _) | (_, Some(CopyFault::OneBit)) => Some(CopyDamage::OneBit),
+        _ => Some(CopyDamage::Damaged),
+    }
+}
+
+/// Returns the damage of the copy at `offset` beside the copy `whole`, which differs.
+fn damage_beside(region: &Region, offset: u64, whole: &CacheHeaderBytes) -> Option<CopyDamage> {
+    let mut copy = CacheHeaderBytes::new_zeroed();
+    if region.read(offset, copy.as_mut_bytes()).is_err() {
+        return Some(CopyDamage::Damaged);
+    }
+    let sequences = [copy.sequence.get(), whole.sequence.get()];
+    match compare_copies(copy.as_bytes(), whole.as_bytes(), sequences) {
+        Difference::CutOff if whole.is_of_one_pool(&copy) => None,
+        Difference::OneBit => Some(CopyDamage::OneBit),
+        _ => Some(CopyDamage::Damaged),
     }
 }
 

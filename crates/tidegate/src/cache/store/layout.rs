@@ -619,6 +619,15 @@ impl CacheHeaderBytes {
         self.checksum = U64::new(self.expected_checksum());
     }
 
+    /// Returns whether `other` has the same values in the fields that no update changes.
+    pub(in crate::cache) fn is_of_one_pool(&self, other: &Self) -> bool {
+        let fixed = |it: &Self| {
+            let sizes = (it.slots, it.shards, it.line_bytes);
+            (it.magic, it.salt, it.chunks_offset, sizes, it.reserved)
+        };
+        fixed(self) == fixed(other)
+    }
+
     pub(in crate::cache) fn validate(&self) -> Result<(), HeaderFault> {
         if self.magic != MAGIC || self.checksum.get() != self.expected_checksum() {
             return Err(HeaderFault::Damaged);

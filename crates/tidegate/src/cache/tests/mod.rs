@@ -613,6 +613,39 @@ fn a_damaged_copy_of_the_header_is_restored() {
     }
 }
 
+/// Any part of an update may be durable when it is cut off.
+#[test]
+fn a_copy_of_the_header_whose_update_was_cut_off_is_no_damage() {
+    let page_at = |region: &Region, at| {
+        let mut page = [0; 4096];
+        region.read(at, &mut page).unwrap();
+        page
+    };
+    let region = pool(16);
+    let mut header = CacheHeader::read(&region).unwrap();
+    let at = header.superblock.data_offset;
+    let old = page_at(&region, at);
+    header.settings = "granularity=record\n".into();
+    header.write(&region).unwrap();
+    let new = page_at(&region, at);
+    for words in 0..=512 {
+        let mut torn = new;
+        torn[words * 8..].copy_from_slice(&old[words * 8..]);
+        for (first, second) in [(&old, &torn), (&torn, &new)] {
+            region.write(at, first).unwrap();
+            region.write(at + 4096, second).unwrap();
+            let found = CacheHeader::read(&region).unwrap().damaged_copy;
+            assert_eq!(found, None, "{words} words");
+        }
+    }
+    for bit in [12 * 8, 24 * 8 + 5, 1024 * 8 + 3, 4095 * 8] {
+        let mut flipped = new;
+        flipped[bit / 8] ^= 1 << (bit % 8);
+        region.write(at, &flipped).unwrap();
+        assert_eq!(check(&region).unwrap().faults, 1, "bit {bit}");
+    }
+}
+
 /// Copies `region`, so that a case may spoil it.
 pub(super) fn copy_of(region: &Region) -> Arc<Region> {
     let mut image = vec![0; usize::try_from(region.len_bytes()).unwrap()];

@@ -104,6 +104,52 @@ fn a_crash_in_an_update_leaves_the_old_or_the_new() {
     assert_eq!(Superblock::read(&region).unwrap().superblock, old);
 }
 
+/// Returns `old` with each word of `new` that `is_new` takes.
+fn torn(old: &[u8], new: &[u8], is_new: impl Fn(usize) -> bool) -> Vec<u8> {
+    let words = old.chunks(8).zip(new.chunks(8)).enumerate();
+    words.flat_map(|(at, (old, new))| if is_new(at) { new } else { old }.to_vec()).collect()
+}
+
+#[test]
+fn what_an_update_leaves_when_it_is_cut_off_is_no_damage() {
+    let (region, mut superblock) = made();
+    let old = page(&region, 0);
+    superblock.compatible = 6;
+    // No word changes by one bit alone, as a flip does.
+    superblock.backing = Some(BackingIdentity::new(7, "null:7"));
+    superblock.write(&region).unwrap();
+    let new = page(&region, 0);
+    for at in 0..=512 {
+        for is_new in [&(|it| it < at) as &dyn Fn(usize) -> bool, &|it| it >= at, &|it| it == at] {
+            let torn = torn(&old, &new, is_new);
+            for (first, second) in [(&old[..], &torn[..]), (&torn[..], &new[..])] {
+                region.write(0, first).unwrap();
+                region.write(SECOND, second).unwrap();
+                let found = Superblock::read(&region).unwrap();
+                assert_eq!(found.findings(), Vec::<String>::new(), "word {at}");
+            }
+        }
+    }
+}
+
+#[test]
+fn a_flipped_bit_of_a_copy_is_damage() {
+    let (region, superblock) = made();
+    // The last bit of the number makes it that of an update before, which ends as this one does.
+    let sequence_bit = 56 * 8;
+    for start in [0, SECOND] {
+        let whole = page(&region, start);
+        for bit in (0..4096 * 8).filter(|bit| *bit != sequence_bit) {
+            let mut flipped = whole;
+            flipped[bit / 8] ^= 1 << (bit % 8);
+            region.write(start, &flipped).unwrap();
+            let found = Superblock::read(&region).unwrap();
+            assert_eq!((found.superblock, found.findings().len()), (superblock, 1), "bit {bit}");
+        }
+        region.write(start, &whole).unwrap();
+    }
+}
+
 /// Tries every prefix of the stores of a resize, a page at a time, also torn within a page, in a
 /// region as long as the larger pool or longer than both.
 #[test]
