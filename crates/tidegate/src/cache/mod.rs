@@ -278,7 +278,9 @@ impl CacheDevice {
     pub fn shutdown(&self) -> Result<()> {
         self.stop_thread();
         self.core.pages.commit_groups()?;
-        self.core.background.cleaners.clean_all()
+        self.core.background.cleaners.clean_all()?;
+        self.core.pages.void_dead();
+        Ok(())
     }
 
     fn stop_thread(&self) {

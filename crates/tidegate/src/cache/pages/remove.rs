@@ -43,6 +43,19 @@ impl Pages {
         Ok(removed)
     }
 
+    /// Voids the headers of older versions, so that they do not count as dirty once all pages are
+    /// clean. Their slots stay dead.
+    pub(in crate::cache) fn void_dead(&self) {
+        for number in 0..self.shards.count() {
+            let shard = self.shards.lock(number);
+            for slot in shard.allocator.dead() {
+                // A header that stays because its memory failed harms nothing.
+                let _ = self.store.void(slot);
+            }
+        }
+        let _ = self.store.region.fence();
+    }
+
     /// Removes the pages among `pages` that stay clean. Waits for writers that hold one.
     fn remove_until_done(&self, mut pages: Vec<Found>) -> Result<u64> {
         let mut removed = 0;

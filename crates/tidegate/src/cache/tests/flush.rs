@@ -246,3 +246,22 @@ fn a_base_that_cannot_be_read_holds_up_no_others() {
     device.read(5 * PAGE_BYTES, &mut data).unwrap();
     assert_eq!((data[0], data[512], data[1024]), (0, 1, 0));
 }
+
+#[test]
+fn no_version_is_dirty_after_a_shutdown() {
+    for granularity in ["page", "record"] {
+        let (region, backing) = (pool_of(64, 512), memory_of(512));
+        let device = open(&region, &backing);
+        device.set("granularity", granularity).unwrap();
+        for round in 1..4 {
+            for page in 0..8 {
+                let data = [round; 512];
+                device.write(page * PAGE_BYTES + 512, &data, WriteFlags::default()).unwrap();
+            }
+        }
+        let dirty = || check(&region).unwrap().dirty_slots;
+        assert!(dirty() > 8, "{granularity}: older versions are there");
+        device.shutdown().unwrap();
+        assert_eq!(dirty(), 0, "{granularity}");
+    }
+}

@@ -277,6 +277,12 @@ impl Allocator {
         self.hold_pages_of(taken)
     }
 
+    /// Returns all dead slots and parts. Nobody takes them while the shard is locked.
+    pub(in crate::cache) fn dead(&self) -> impl Iterator<Item = u32> {
+        let slots = self.stock.dead.iter().chain(&self.left_dead).copied();
+        slots.chain(self.slots.dead_parts()).map(|own| self.slots.number_of(own))
+    }
+
     /// Moves all dead slots with older versions of `page` to `out`, for the caller to void.
     pub(super) fn take_dead_of(&mut self, page: u64, out: &mut Vec<u32>) {
         let mut older = SmallVec::<[u32; 8]>::new();

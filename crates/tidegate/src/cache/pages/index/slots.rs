@@ -431,6 +431,11 @@ impl Slots {
         Some((own, page))
     }
 
+    /// Returns all dead parts.
+    pub(super) fn dead_parts(&self) -> impl Iterator<Item = u32> {
+        self.dead.iter().map(|(_, own)| *own)
+    }
+
     /// Takes dead parts with older versions of `page` from the lists, and calls `see` with each.
     pub(super) fn take_dead_of(&mut self, page: u64, mut see: impl FnMut(u32), usable: u32) {
         while let Some(entry) = self.dead.range((page, 0)..=(page, u32::MAX)).next().copied() {
