@@ -72,6 +72,28 @@ fn dirty_data_is_not_put_over_what_another_program_wrote() {
 }
 
 #[test]
+fn a_backing_that_is_too_short_for_dirty_data_is_to_be_made_long_again() {
+    for engine in ["cache", "log"] {
+        let scene = Scene::new(engine);
+        let server = scene.serve("disk", &[]);
+        write(&mut scene.client(), 3000, 7);
+        kill(server);
+        disk(&scene).set_len(8 << 20).unwrap();
+        for force in [None, Some("--force")] {
+            let backing = scene.backing("disk");
+            let more: Vec<_> = [Some(backing.as_str()), force].into_iter().flatten().collect();
+            let refusal = scene.refusal(&more);
+            let is_told = refusal.contains("cut short") && refusal.contains("make it as");
+            assert!(is_told && !refusal.contains("--force"), "{engine}: {refusal}");
+        }
+        disk(&scene).set_len(16 << 20).unwrap();
+        let server = scene.serve("disk", &["--force"]);
+        assert!(server.stop(Signal::TERM).0.success());
+        assert_eq!(scene.in_file("disk", 3000), 7, "{engine}");
+    }
+}
+
+#[test]
 fn clean_pages_are_given_up_where_another_program_wrote() {
     for name in NAMES {
         let scene = Scene::new("cache");

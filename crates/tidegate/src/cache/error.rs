@@ -98,7 +98,7 @@ pub enum CacheError {
     },
     /// A dirty page lies behind the end of the backing.
     #[error(
-        "the cache holds a dirty page at offset {offset} of a backing of {bytes} bytes: the backing was cut short"
+        "the cache holds a dirty page at offset {offset}, and the backing has {bytes} bytes: it was cut short, or is another one; make it as long as it was, or name the right one"
     )]
     Misfit {
         /// First byte of the page.

@@ -386,6 +386,8 @@ pub(super) fn open(
     let scan = Scan { region: &region, header: &header };
     let mut recovery = Recovery::read(&scan, replacement, threads)?;
     recovery.check_batches(&scan)?;
+    // First, because such pages fit nowhere, whatever the user allows.
+    recovery.check_fit(geometry.size_bytes() / PAGE_BYTES)?;
     let adopts = options.adopt_foreign;
     if let Some(other) = header.binding.as_ref().filter(|it| it.identity != binding.identity) {
         let refusal = |dirty| CacheError::OtherBacking { name: other.name.clone(), dirty };
@@ -394,7 +396,6 @@ pub(super) fn open(
     if options.backing_changed || recovery.differs(&scan, &*backing)? {
         recovery.forget_clean(adopts, |dirty| CacheError::ChangedBacking { dirty })?;
     }
-    recovery.check_fit(geometry.size_bytes() / PAGE_BYTES)?;
     let found = recovery.finish(&scan, threads)?;
     if header.version < VERSION {
         header.is_whole = false;
@@ -759,6 +760,7 @@ impl Recovery {
                 }
                 shard.remove(found);
                 self.void.push(found.slot);
+                self.found.forgotten += 1;
             }
         }
         Ok(())

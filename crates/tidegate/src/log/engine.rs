@@ -8,7 +8,9 @@ use serde_json::json;
 use uuid::Uuid;
 
 use super::check::{Report, check_records};
-use super::device::{Binding, LogDevice, LogDeviceError, LogDeviceOptions, has_records_of};
+use super::device::{
+    Binding, LogDevice, LogDeviceError, LogDeviceOptions, expect_fit, has_records_of,
+};
 use super::recover::plan_pool;
 use super::{LogError, LogOptions, LogPool, NO_BOOT, RING_BYTES_MIN, Scanner, create};
 use crate::log::pool::layout::{CODE, RING_OFFSET};
@@ -126,6 +128,8 @@ fn open_device(
     if let Some(doubt) = doubt.as_deref().filter(|_| !force)
         && has_records_of(&pool, &binding).map_err(|error| refused(error, None))?
     {
+        // Records behind the end fit nowhere, with --force too.
+        expect_fit(&pool, device.geometry()).map_err(|error| refused(error, None))?;
         return Err(EngineError::Refused(format!(
             "the log holds records for a backing that is in doubt: {doubt}; --force destages them all the same, `tidegate recover --discard` throws them away"
         )));

@@ -33,8 +33,8 @@ pub enum LogDeviceError {
     },
     /// A record lies outside the backing.
     #[error(
-        "the log holds {len} bytes at offset {offset} for a backing of {size_bytes} bytes in blocks of {block_bytes}: the \
-         backing has changed its size or its blocks"
+        "the log holds {len} bytes at offset {offset}, and the backing has {size_bytes} bytes in blocks of {block_bytes}: it \
+         was cut short, has other blocks, or is another one; make it as it was, or name the right one"
     )]
     Misfit {
         /// First byte of the record.

@@ -44,7 +44,7 @@ use parking_lot::Mutex;
 pub use binding::Binding;
 pub use error::LogDeviceError;
 pub use recover::Recovered;
-pub use recover::has_records_of;
+pub use recover::{expect_fit, has_records_of};
 
 use super::error::AppendError;
 use super::{CLOSED, CONTROL_BYTES, LogPool, NO_BOOT, Ring};

@@ -153,6 +153,7 @@ fn find(
     let mut found = Found { index: Index::new(), definition, recovered, doubtful_from };
     for header in data {
         if Some(header.file) != own {
+            expect_all_fit(&headers, &defined, geometry)?;
             return Err(foreign(&headers, header.file, &defined));
         }
         found.note(header, geometry)?;
@@ -183,6 +184,41 @@ pub fn has_records_of(pool: &LogPool, binding: &Binding) -> Result<bool> {
     let is_of_it = |it: &Defined| it.identity == binding.identity;
     let mut data = headers.iter().filter(|header| header.kind != RecordKind::Define);
     Ok(data.any(|header| defined.get(&header.file).is_some_and(is_of_it)))
+}
+
+/// Checks that the log has no record for a device that would lie outside a backing with `geometry`.
+///
+/// # Errors
+/// [`LogDeviceError::Misfit`], or the log cannot be read.
+pub fn expect_fit(pool: &LogPool, geometry: Geometry) -> Result<()> {
+    let headers: Vec<Header> = Scanner::new(pool, pool.tail()?, pool.limit()?).collect();
+    let defined = definitions(pool, &headers)?;
+    expect_all_fit(&headers, &defined, geometry)
+}
+
+fn expect_all_fit(
+    headers: &[Header],
+    defined: &HashMap<u64, Defined>,
+    geometry: Geometry,
+) -> Result<()> {
+    let of_device = headers.iter().filter(|header| defined.contains_key(&header.file));
+    let mut changes = of_device.filter_map(|header| Some((header.offset, bytes_of(header)?)));
+    changes.try_for_each(|(offset, len)| check_fit(offset, len, geometry))
+}
+
+/// Returns how many bytes of a device the record `header` changes; `None` if it is none of one.
+fn bytes_of(header: &Header) -> Option<u64> {
+    match header.kind {
+        RecordKind::Write => Some(u64::from(header.payload_bytes)),
+        RecordKind::Zero => Some(header.len),
+        _ => None,
+    }
+}
+
+fn check_fit(offset: u64, len: u64, geometry: Geometry) -> Result<()> {
+    let (size_bytes, block_bytes) = (geometry.size_bytes(), geometry.block_bytes);
+    let misfit = |_| LogDeviceError::Misfit { offset, len, size_bytes, block_bytes };
+    geometry.check(offset, len).map_err(misfit)
 }
 
 /// Returns the last definition of each id.
@@ -219,18 +255,9 @@ fn foreign(headers: &[Header], file: u64, defined: &HashMap<u64, Defined>) -> Lo
 impl Found {
     fn note(&mut self, header: &Header, geometry: Geometry) -> Result<()> {
         let block = u64::from(geometry.block_bytes);
-        let len = match header.kind {
-            RecordKind::Write => u64::from(header.payload_bytes),
-            RecordKind::Zero => header.len,
-            _ => return Err(LogDeviceError::Files { records: 1 }),
-        };
+        let len = bytes_of(header).ok_or(LogDeviceError::Files { records: 1 })?;
         let offset = header.offset;
-        geometry.check(offset, len).map_err(|_| LogDeviceError::Misfit {
-            offset,
-            len,
-            size_bytes: geometry.size_bytes(),
-            block_bytes: geometry.block_bytes,
-        })?;
+        check_fit(offset, len, geometry)?;
         let (first, count) = (offset / block, len / block);
         if header.kind == RecordKind::Write {
             self.index.wrote(first, count, header.position, block);
