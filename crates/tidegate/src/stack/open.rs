@@ -353,8 +353,10 @@ fn changed_since(
         Since::Unchanged => return Ok(None),
         Since::Changed => return Ok(other()),
         Since::Restored => {
-            let doubt = "has not the mark that the pool left: an older state of it was restored";
-            return Ok(Some(format!("the backing {url} {doubt}")));
+            return Ok(Some(format!(
+                "the backing {url} has not the mark that the pool left: it is another file, or an \
+                 older state of it was restored"
+            )));
         }
         Since::Pending(_) | Since::Later { .. } if options.force => return Ok(other()),
         Since::Pending(other) => format!(
