@@ -12,7 +12,7 @@ use std::sync::Arc;
 use std::sync::mpsc::channel;
 use std::time::Duration;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 use tidegate::backing::BackingUrl;
 use tidegate::device::BlockDevice;
 use tidegate::device::delay::Delays;
@@ -22,7 +22,7 @@ use tidegate::pmem::RegionOptions;
 use tidegate::stack::{REGISTRY, Stack, StackOptions};
 use tidegate_run::open_pool_file;
 use tidegate_serve::Worker;
-use tidegate_serve::nbd::{Export, ExportTable, StopHandle};
+use tidegate_serve::nbd::{Export, ExportTable, ListenAddress, StopHandle};
 
 use crate::appearance::{self, first_absent};
 use crate::devices::{Device, Devices, Ends, Opened};
@@ -44,12 +44,18 @@ const PAUSE_MAX: Duration = Duration::from_secs(60);
 pub(crate) struct Opener {
     exports: ExportTable,
     pub(crate) devices: Arc<Devices>,
+    /// The addresses at which the server offers its exports, without names of hosts.
+    nbd: Arc<[ListenAddress]>,
 }
 
 impl Opener {
-    /// Returns an opener of `devices`, which clients find in `exports`.
-    pub(crate) fn new(exports: &ExportTable, devices: &Arc<Devices>) -> Self {
-        Self { exports: exports.clone(), devices: Arc::clone(devices) }
+    /// Returns an opener of `devices`, which clients find in `exports` at the addresses `nbd`.
+    pub(crate) fn new(
+        exports: &ExportTable,
+        devices: &Arc<Devices>,
+        nbd: Vec<ListenAddress>,
+    ) -> Self {
+        Self { exports: exports.clone(), devices: Arc::clone(devices), nbd: nbd.into() }
     }
 
     /// Opens each device.
@@ -135,6 +141,9 @@ impl Opener {
     fn open(&self, device: &Device) -> Result<Opened> {
         let Device { plan, stop, .. } = device;
         front_ends::expect(&plan.args)?;
+        if let Some(fault) = plan.own_export_looked_up(&self.nbd) {
+            bail!(fault);
+        }
         let stack = open_stack(plan)?;
         let mut unused = Unused(Some(Arc::clone(&stack)));
         set_mode(plan, &stack)?;

@@ -1,9 +1,11 @@
 //! The devices and addresses of `tidegate serve`, from the command line or from a file.
 
+use std::net::{SocketAddr, ToSocketAddrs};
 use std::num::NonZeroUsize;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use tidegate::device::nbd::NbdAddress;
 use tidegate_serve::nbd::{Limits, ListenAddress, TlsMode};
 
 use crate::args::{DeviceArgs, LimitArgs, MemoryArgs, ServeArgs, TlsArgs, TlsWhen};
@@ -63,6 +65,10 @@ impl ServePlan {
         let missing = || UsageError("a POOL or --config FILE is expected".into());
         let pool = args.pool.clone().ok_or_else(missing)?;
         let (device, memory) = (args.device.clone(), args.memory.clone());
+        let device = DevicePlan { pool, args: device, memory, origin: None };
+        if let Some(text) = device.own_export(&args.nbd) {
+            return Err(UsageError(text));
+        }
         Ok(Self {
             nbd: args.nbd.clone(),
             tls: TlsFiles::of_arguments(&args.tls),
@@ -71,7 +77,7 @@ impl ServePlan {
             log_format: args.log.log_format,
             log_level: args.log.log_level,
             stop_timeout: Duration::from_secs(args.limits.stop_timeout.into()),
-            devices: vec![DevicePlan { pool, args: device, memory, origin: None }],
+            devices: vec![device],
             tries_again: false,
             is_detached: args.detached,
         })
@@ -96,6 +102,35 @@ impl ServePlan {
 }
 
 impl DevicePlan {
+    /// Returns why the server that listens at `nbd` cannot have this device, if its backing is an
+    /// export of that server: a stop ends the exports before the data is written to the backing.
+    pub(crate) fn own_export(&self, nbd: &[ListenAddress]) -> Option<String> {
+        let backing = self.args.backing.as_ref()?;
+        let servers = [backing.server()?];
+        self.own_export_at(nbd, &servers)
+    }
+
+    /// Does what [`own_export`](Self::own_export) does, with the name of the backing's host looked
+    /// up.
+    pub(crate) fn own_export_looked_up(&self, nbd: &[ListenAddress]) -> Option<String> {
+        let NbdAddress::Tcp { host, port } = self.args.backing.as_ref()?.server()? else {
+            return self.own_export(nbd);
+        };
+        let found = (host.as_str(), port).to_socket_addrs().ok()?;
+        let numeric = |found: SocketAddr| NbdAddress::Tcp { host: found.ip().to_string(), port };
+        self.own_export_at(nbd, &found.map(numeric).collect::<Vec<_>>())
+    }
+
+    fn own_export_at(&self, nbd: &[ListenAddress], servers: &[NbdAddress]) -> Option<String> {
+        let is_reached =
+            |address: &ListenAddress| servers.iter().any(|server| address.is_reached_at(server));
+        let backing = self.args.backing.as_ref().filter(|_| nbd.iter().any(is_reached))?;
+        Some(format!(
+            "the backing {backing} is an export of this server, which ends its exports before it \
+             writes to the backing: serve the pool and its backing by two servers"
+        ))
+    }
+
     /// Returns whether `other` is the same device, opened in the same way.
     pub(crate) fn is_as(&self, other: &Self) -> bool {
         (&self.pool, &self.args, &self.memory) == (&other.pool, &other.args, &other.memory)

@@ -9,7 +9,7 @@
 use std::fmt;
 use std::fs::File;
 use std::io::ErrorKind;
-use std::net::{IpAddr, TcpListener, ToSocketAddrs};
+use std::net::{IpAddr, Ipv4Addr, TcpListener, ToSocketAddrs, UdpSocket};
 use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::os::unix::net::{SocketAddr, UnixStream};
 use std::path::{Path, PathBuf};
@@ -19,6 +19,7 @@ use rustix::fd::{AsFd, BorrowedFd, IntoRawFd, OwnedFd};
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
+use tidegate::device::nbd::NbdAddress;
 use tidegate::locking::{LockMode, lock};
 use tidegate::opening::is_one_file;
 
@@ -86,12 +87,48 @@ impl ListenAddress {
             _ => self == other,
         }
     }
+
+    /// Returns whether clients of `server` reach this address. Compares names of hosts as texts.
+    pub fn is_reached_at(&self, server: &NbdAddress) -> bool {
+        match (self, server) {
+            (Self::Unix(path), NbdAddress::Unix(server)) => is_one_file(path, server),
+            (Self::Tcp { host, port }, NbdAddress::Tcp { host: server, port: server_port }) => {
+                port == server_port && is_host_reached_at(host, server)
+            }
+            _ => false,
+        }
+    }
+}
+
+/// Returns whether a connection to `server` reaches a listener at `host` of this machine.
+fn is_host_reached_at(host: &str, server: &str) -> bool {
+    if host.eq_ignore_ascii_case(server) {
+        return true;
+    }
+    let (Some(host), Some(server)) = (ip_of(host), ip_of(server)) else { return false };
+    // A connection to the unspecified address goes to this machine.
+    let takes = host.is_unspecified() && (host.is_ipv6() || server.is_ipv4());
+    host == server
+        || (takes && is_own_ip(server))
+        || (server.is_unspecified() && (host.is_loopback() || host.is_unspecified()))
+}
+
+/// Returns the IP address in `host`, or of the name `localhost`.
+fn ip_of(host: &str) -> Option<IpAddr> {
+    if host.eq_ignore_ascii_case("localhost") {
+        return Some(Ipv4Addr::LOCALHOST.into());
+    }
+    Some(host.parse::<IpAddr>().ok()?.to_canonical())
+}
+
+/// Returns whether `ip` is an address of this machine: the system binds sockets to those only.
+fn is_own_ip(ip: IpAddr) -> bool {
+    UdpSocket::bind((ip, 0)).is_ok()
 }
 
 /// Returns whether listeners at both hosts would get connections to one IP address.
 fn share_an_ip(one: &str, other: &str) -> bool {
-    let ip = |host: &str| Some(host.parse::<IpAddr>().ok()?.to_canonical());
-    let (Some(one_ip), Some(other_ip)) = (ip(one), ip(other)) else {
+    let (Some(one_ip), Some(other_ip)) = (ip_of(one), ip_of(other)) else {
         return one.eq_ignore_ascii_case(other);
     };
     // `::` takes connections to IPv4 addresses, too.
@@ -186,11 +223,23 @@ impl Listener {
         &self.address
     }
 
+    /// Returns the address with the IP address of the socket in the place of a name.
+    pub(crate) fn numeric_address(&self) -> ListenAddress {
+        let numeric = |local: std::net::SocketAddr| ListenAddress::Tcp {
+            host: local.ip().to_string(),
+            port: local.port(),
+        };
+        self.ip_address().map_or_else(|| self.address.clone(), numeric)
+    }
+
     /// Returns whether other machines may reach the socket: its IP address is no loopback address.
     pub(crate) fn is_open_to_network(&self) -> bool {
-        let local = rustix::net::getsockname(&self.socket).ok();
-        let local = local.and_then(|local| std::net::SocketAddr::try_from(local).ok());
-        local.is_some_and(|local| !local.ip().to_canonical().is_loopback())
+        self.ip_address().is_some_and(|local| !local.ip().to_canonical().is_loopback())
+    }
+
+    /// Returns the IP address and port of a TCP socket.
+    fn ip_address(&self) -> Option<std::net::SocketAddr> {
+        rustix::net::getsockname(&self.socket).ok()?.try_into().ok()
     }
 
     /// Accepts a waiting connection, makes it nonblocking, and returns it with the client's name.
@@ -360,6 +409,30 @@ mod tests {
     use std::sync::Barrier;
 
     use super::*;
+
+    #[test]
+    fn clients_of_a_server_reach_its_addresses_and_no_others() {
+        let tcp = |host: &str| NbdAddress::Tcp { host: host.into(), port: 9 };
+        let unix = |path: &str| NbdAddress::Unix(path.into());
+        for (address, server, is_reached) in [
+            ("unix:/nowhere/s", unix("/nowhere/s"), true),
+            ("unix:/nowhere/s", unix("/nowhere/t"), false),
+            ("unix:/nowhere/s", tcp("localhost"), false),
+            ("tcp:Storage:9", tcp("storage"), true),
+            ("tcp:storage:8", tcp("storage"), false),
+            ("tcp:127.0.0.1:9", tcp("localhost"), true),
+            ("tcp:127.0.0.1:9", tcp("::ffff:127.0.0.1"), true),
+            ("tcp:127.0.0.1:9", tcp("0.0.0.0"), true),
+            ("tcp:0.0.0.0:9", tcp("127.0.0.2"), true),
+            ("tcp:[::]:9", tcp("127.0.0.2"), true),
+            // An address of another machine, though the server listens at all of its own.
+            ("tcp:0.0.0.0:9", tcp("192.0.2.1"), false),
+            ("tcp:127.0.0.1:9", tcp("192.0.2.1"), false),
+        ] {
+            let address: ListenAddress = address.parse().expect("an address");
+            assert_eq!(address.is_reached_at(&server), is_reached, "{address} {server}");
+        }
+    }
 
     #[test]
     fn addresses_are_read_and_written() {

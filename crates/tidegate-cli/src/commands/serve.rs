@@ -79,10 +79,10 @@ fn serve_until(
     // All sockets first: if an address is in use, no pool has changed.
     let server = bind(&plan, tls.clone())?;
     let (addresses, exports) = (server.addresses(), server.exports());
-    let open = server.open_addresses();
+    let (open, numeric) = (server.open_addresses(), server.numeric_addresses());
     let devices = Devices::new(std::mem::take(&mut plan.devices), stop)?;
     devices.all().iter().try_for_each(listen)?;
-    let opener = Opener::new(&exports, &devices);
+    let opener = Opener::new(&exports, &devices, numeric);
     let reloader = Arc::new(Reloader::new(config, plan, tls, &exports, &opener, stop));
     let answering = Arc::clone(&reloader);
     let answer = move |request: &Request| answering.answer(request);

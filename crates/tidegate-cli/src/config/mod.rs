@@ -89,7 +89,7 @@ fn parse(path: &Path, text: &str) -> Result<ServePlan, Vec<String>> {
 
 fn plan(document: &Document<'_>) -> ServePlan {
     let mut root = document.root();
-    let nbd = root.list("nbd");
+    let nbd: Vec<(ListenAddress, usize)> = root.list("nbd");
     let limits_offset = root.offset_of("request-memory").or(root.offset_of("max-connections"));
     let limits = LimitArgs {
         max_connections: root.number("max-connections", parse_count),
@@ -117,6 +117,10 @@ fn plan(document: &Document<'_>) -> ServePlan {
         device.args.sockets().into_iter().map(|socket| (socket, *offset))
     });
     let others = metrics.clone().zip(metrics_offset).into_iter().chain(sockets);
+    let listening: Vec<_> = nbd.iter().map(|(address, _)| address.clone()).collect();
+    for (device, offset) in &devices {
+        device.own_export(&listening).into_iter().for_each(|fault| document.fault(*offset, fault));
+    }
     no_address_twice(document, &nbd.iter().cloned().chain(others).collect::<Vec<_>>());
     let devices: Vec<_> = devices.into_iter().map(|(device, _)| device).collect();
     let is_reached = |device: &DevicePlan| !nbd.is_empty() || is_any_wanted(&device.args);
@@ -126,7 +130,7 @@ fn plan(document: &Document<'_>) -> ServePlan {
         document.fault(0, what);
     }
     ServePlan {
-        nbd: nbd.into_iter().map(|(address, _)| address).collect(),
+        nbd: listening,
         tls,
         limits,
         metrics,

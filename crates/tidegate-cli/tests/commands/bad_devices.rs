@@ -309,6 +309,28 @@ fn a_backing_that_does_not_answer_holds_up_neither_the_others_nor_a_stop() {
     drop(waiting);
 }
 
+/// The text of the file does not show the fault: the system looks `127.1` up as it does names.
+#[test]
+fn a_device_whose_backing_is_an_export_of_the_same_server_is_not_served() {
+    let port = {
+        let free = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        free.local_addr().unwrap().port()
+    };
+    let scene = Scene::new().pool("good", "btt").device("good", "").pool("cache", "cache");
+    let backing = format!("backing = \"nbd://127.1:{port}/good\"");
+    let scene = scene.device("cache", &backing);
+    let dir = scene.dir.path().to_str().unwrap();
+    let nbd = format!("nbd = [\"unix:{dir}/socket\", \"tcp:127.0.0.1:{port}\"]");
+    std::fs::write(scene.path("config.toml"), format!("{nbd}\n{}", scene.devices)).unwrap();
+    let mut command = tidegate();
+    command.args(["serve", "--config", &scene.text("config.toml")]).stderr(Stdio::piped());
+    let mut server = Server::spawn(&mut command);
+    let (line, _) = Log(server.stderr()).until("device \"cache\" is not served: ");
+    assert!(line.contains("is an export of this server"), "{line}");
+    scene.assert_served("good");
+    assert_stops(server);
+}
+
 /// Sockets are bound before a pool is opened, which may bind the pool to its backing.
 #[test]
 fn a_start_that_finds_an_address_in_use_changes_nothing() {

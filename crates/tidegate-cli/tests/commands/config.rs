@@ -331,6 +331,36 @@ fn a_backing_belongs_to_one_device_and_is_no_pool() {
     assert!(devices(["null:1M", "null:1M"])[0].contains("nothing wrong"));
 }
 
+/// A stop ends the exports of a server before it writes dirty data to backings.
+#[test]
+fn a_backing_that_the_same_server_offers_is_a_fault() {
+    let scene = Scene::new("");
+    for (nbd, backing, is_own) in [
+        ("unix:DIR/socket", "nbd+unix:///two?socket=DIR/./socket", true),
+        ("unix:DIR/socket", "delay:1ms,nbd+unix:///two?socket=DIR/socket", true),
+        ("unix:DIR/socket", "nbd+unix:///two?socket=DIR/other", false),
+        ("tcp:127.0.0.1:9", "nbd://localhost:9/two", true),
+        ("tcp:0.0.0.0:9", "nbd://192.0.2.1:9/two", false),
+    ] {
+        scene.write(&format!(
+            "nbd = [\"{nbd}\"]\n\
+             [[device]]\nexport = \"one\"\npool = \"DIR/one\"\nbacking = \"{backing}\"\n\
+             [[device]]\nexport = \"two\"\npool = \"DIR/two\"\n",
+        ));
+        let (status, lines) = scene.check();
+        assert_eq!(status == Some(1), is_own, "{lines:?}");
+        let expected = if is_own { "2:1: the backing " } else { "nothing wrong" };
+        assert!(lines.len() == 1 && lines[0].contains(expected), "{lines:?}");
+        assert_eq!(lines[0].contains("is an export of this server"), is_own, "{lines:?}");
+    }
+    let nbd = format!("--nbd=unix:{}", scene.path("socket"));
+    let backing = format!("--backing=nbd+unix:///?socket={}", scene.path("socket"));
+    let output = run(["serve", &scene.path("one"), &nbd, &backing]);
+    let error = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(2), "{error}");
+    assert!(error.contains("is an export of this server"), "{error}");
+}
+
 /// The server waits until such a file is replaced, so that only the check tells.
 #[test]
 fn a_pool_backing_or_key_of_another_kind_is_told() {

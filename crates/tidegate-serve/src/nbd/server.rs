@@ -158,6 +158,11 @@ impl Server {
         self.listeners.iter().map(|listener| listener.address().clone()).collect()
     }
 
+    /// Returns the same addresses, with IP addresses in the place of names of hosts.
+    pub fn numeric_addresses(&self) -> Vec<ListenAddress> {
+        self.listeners.iter().map(Listener::numeric_address).collect()
+    }
+
     /// Returns those addresses that other machines may reach.
     pub fn open_addresses(&self) -> Vec<ListenAddress> {
         let open = self.listeners.iter().filter(|listener| listener.is_open_to_network());

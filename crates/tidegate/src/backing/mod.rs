@@ -196,6 +196,14 @@ impl BackingUrl {
         }
     }
 
+    /// Returns the address of the NBD server that has the data, if one has it.
+    pub fn server(&self) -> Option<NbdAddress> {
+        match self.place()? {
+            Place::Export { address, .. } => Some(address),
+            Place::File(_) => None,
+        }
+    }
+
     /// Returns whether the data of both is at one place, as far as the URLs and files show.
     pub fn shares_data_with(&self, other: &Self) -> bool {
         match (self.place(), other.place()) {
