@@ -14,7 +14,7 @@ use parking_lot::Mutex;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::io::{Errno, retry_on_intr};
-use rustix::net::SendFlags;
+use rustix::net::{SendFlags, Shutdown};
 
 use crate::listen::Listener;
 use crate::{ServeError, StopHandle, Worker};
@@ -161,6 +161,20 @@ impl Peer {
         }
     }
 
+    /// Sends `answer` to a client whose request may not have been read to its end, and drops what
+    /// the client still sends. A socket that closes with unread bytes takes the answer back, or
+    /// lets the client fail before it reads the answer.
+    ///
+    /// # Errors
+    /// The connection fails, or the conversation takes too long.
+    pub(crate) fn refuse(mut self, answer: &[u8]) -> io::Result<()> {
+        self.write_all(answer)?;
+        rustix::net::shutdown(&self.socket, Shutdown::Write)?;
+        let mut dropped = [0; 4096];
+        while Instant::now() < self.deadline && self.read(&mut dropped)? > 0 {}
+        Ok(())
+    }
+
     /// Waits until the socket is ready for `flags`, or fails at the deadline.
     fn wait(&self, flags: PollFlags) -> io::Result<()> {
         let left = self.deadline.saturating_duration_since(Instant::now());
@@ -207,5 +221,30 @@ impl Write for Peer {
 
     fn flush(&mut self) -> io::Result<()> {
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::Shutdown;
+    use std::os::unix::net::UnixStream;
+
+    use super::*;
+
+    /// The client sends its request only after the server has refused it.
+    #[test]
+    fn a_client_that_is_refused_early_gets_its_answer() {
+        let (server, mut client) = UnixStream::pair().expect("sockets");
+        server.set_nonblocking(true).expect("nonblocking");
+        std::thread::scope(|scope| {
+            let refused = scope.spawn(|| Peer::new(server.into()).refuse(b"no\n"));
+            let mut answer = [0; 3];
+            client.read_exact(&mut answer).expect("an answer");
+            client.write_all(&vec![b'x'; 1 << 20]).expect("the server still receives");
+            client.shutdown(Shutdown::Write).expect("ended");
+            assert_eq!(client.read(&mut [0]).expect("the end"), 0);
+            refused.join().expect("no panic").expect("refused");
+            assert_eq!(&answer, b"no\n");
+        });
     }
 }
