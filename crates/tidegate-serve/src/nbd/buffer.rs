@@ -93,6 +93,8 @@ pub(super) struct Output {
     placed: VecDeque<Placed>,
     placed_sent: usize,
     placed_bytes: usize,
+    /// The socket took no more bytes when they were last sent.
+    is_stuck: bool,
 }
 
 impl Output {
@@ -112,8 +114,23 @@ impl Output {
         self.placed_bytes + self.placed.len() * BUFFER_EXTRA_BYTES
     }
 
+    /// Returns the number of owned messages.
+    pub(super) fn owned_messages(&self) -> usize {
+        self.placed.len()
+    }
+
     pub(super) fn is_empty(&self) -> bool {
         self.start == self.end && self.placed.is_empty()
+    }
+
+    /// Returns whether the socket takes no more bytes, as far as known.
+    pub(super) fn is_stuck(&self) -> bool {
+        self.is_stuck
+    }
+
+    /// Notes that the socket takes no more bytes.
+    pub(super) fn stick(&mut self) {
+        self.is_stuck = true;
     }
 
     /// Makes free space for `len` bytes behind the buffered ones. Returns false if they do not fit.
@@ -181,6 +198,7 @@ impl Output {
 
     /// Notes that `len` bytes of the pieces were sent. Whole payloads go back to `pool`.
     pub(super) fn sent(&mut self, mut len: usize, pool: &mut PayloadPool) {
+        self.is_stuck = false;
         while len > 0 {
             let until = self.placed.front().map_or(self.end, |placed| placed.at);
             let buffered = len.min(until - self.start);

@@ -3,7 +3,8 @@
 //! Invariants:
 //! 1. The loop waits only in `poll`, on the socket and on the mailbox of completed requests.
 //! 2. The loop receives only when everything received before has been handled, and handles only
-//!    while few bytes wait to be sent. So a client makes the server hold bounded memory.
+//!    while few bytes wait to be sent, or with leased memory. So a client makes the server hold
+//!    bounded memory.
 //! 3. The connection stays among the server's connections until its last request is complete.
 //!
 //! Entry point: [`Connection::serve`].
@@ -155,14 +156,17 @@ impl<'a> Connection<'a> {
             let collected = session.is_some_and(|session| session.collect(&mut self.output));
             let progress = self.advance()?;
             let wants_input = matches!(progress, Progress::NeedInput) && !self.closing;
+            let was_stuck = self.output.is_stuck();
             let sent = self.send()?;
+            // Once the socket takes no more, the session goes on in leased memory.
+            let may_go_on = sent || (self.output.is_stuck() && !was_stuck);
             if self.is_over() {
                 return Ok(self.transport.say_goodbye()?);
             }
             if wants_input && self.receive()? {
                 continue;
             }
-            if collected || (sent && matches!(progress, Progress::Blocked)) {
+            if collected || (may_go_on && matches!(progress, Progress::Blocked)) {
                 continue;
             }
             if !wants_input || !self.spin()? {
@@ -359,7 +363,10 @@ impl<'a> Connection<'a> {
                     let pool = session.map_or(&mut no_pool, |session| session.pool());
                     self.output.sent(sent, pool);
                 }
-                Err(error) if is_transient(&error) => break,
+                Err(error) if is_transient(&error) => {
+                    self.output.stick();
+                    break;
+                }
                 Err(error) => return Err(error.into()),
             }
         }

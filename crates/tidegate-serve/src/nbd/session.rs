@@ -3,9 +3,10 @@
 //! Invariants:
 //! 1. A request's data is buffered only after its header was checked. Of one connection at most
 //!    `in_flight_bytes` of data wait in payloads, and `in_flight_requests` requests are in
-//!    progress.
-//! 2. [`Session::run`] stops while more than [`Share::high_water_bytes`] of replies wait, so a
-//!    client that does not read its replies gets no more.
+//!    progress or have their replies there.
+//! 2. [`Session::run`] stops while more than [`Share::high_water_bytes`] of replies wait, until the
+//!    socket takes no more. Then it goes on with leased memory for the replies, so that a client
+//!    may send requests up to the limits of 1 before it reads a reply.
 //! 3. Every sound request gets exactly one reply; started requests are answered as they finish.
 //! 4. A change waits for those of other connections that overlap it: see [`Changes`].
 //! 5. The device first gets each request to run at once. Requests that it hands back, or that the
@@ -27,7 +28,7 @@ use super::protocol::{
     CHUNK_HEADER_BYTES, CHUNK_OFFSET_BYTES, REQUEST_BYTES, Request, SIMPLE_REPLY_BYTES,
     data_chunk_header, errno, joined, push_error_chunk, push_status_chunk, simple_reply,
 };
-use super::share::{ATTEMPT_BYTES, Share};
+use super::share::{ATTEMPT_BYTES, HEADERS_BYTES, Share};
 use super::transmission::{
     Action, Command, Control, Refusal, Rules, check, errno_of, fit, kind_of, operation_of,
 };
@@ -211,9 +212,9 @@ impl Session {
 
     /// Handles one request, or returns why it cannot.
     fn step(&mut self, input: &mut Input, output: &mut Output) -> Option<Progress> {
-        if output.buffered_bytes() > self.share.high_water_bytes
-            || !output.reserve(self.share.reply_bytes())
-        {
+        // The client first gets the chance to take the replies that wait.
+        let is_held = output.is_stuck() && output.reserve(HEADERS_BYTES);
+        if !self.has_space(output) && !is_held {
             return Some(Progress::Blocked);
         }
         if self.incoming.is_some() {
@@ -230,6 +231,12 @@ impl Session {
                 Err(refusal) => self.refuse(&request, refusal, input),
             },
         }
+    }
+
+    /// Returns whether the longest reply fits the connection's own buffer.
+    fn has_space(&self, output: &mut Output) -> bool {
+        output.buffered_bytes() <= self.share.high_water_bytes
+            && output.reserve(self.share.reply_bytes())
     }
 
     fn refuse(
@@ -295,7 +302,7 @@ impl Session {
     /// Reads into the output, if that has the space and the read has to wait for nothing. Returns
     /// whether the request is answered.
     fn attempt_read(&mut self, command: &Command, output: &mut Output) -> bool {
-        if command.data_bytes() > self.share.attempt_bytes {
+        if command.data_bytes() > self.share.attempt_bytes || !self.has_space(output) {
             return false;
         }
         let (header, header_len) = self.read_header(command);
@@ -316,16 +323,16 @@ impl Session {
         true
     }
 
-    /// Reads into a payload. A read that only the output is too small for is attempted first.
-    /// Returns false if too much is in flight.
+    /// Reads into a payload. A read that the output had no space for is attempted first. Returns
+    /// false if too much is in flight.
     fn start_read(&mut self, command: &Command, output: &mut Output) -> bool {
+        let may_attempt =
+            command.data_bytes() > self.share.attempt_bytes || !self.has_space(output);
         if !self.may_start(command, output) {
             return false;
         }
         let Some(buffer) = self.take_payload(command, 0) else { return true };
         let read = OwnedOperation::Read { offset: command.offset, buffer };
-        // A shorter read was attempted before.
-        let may_attempt = command.data_bytes() > self.share.attempt_bytes;
         self.attempt_or_start(command, read, may_attempt, output);
         true
     }
@@ -377,7 +384,9 @@ impl Session {
             self.finish_write(command, Ok(()), output);
             return true;
         };
-        let mut result = self.queue.attempt(&mut operation.borrow());
+        // An answer that finds no space takes memory, which a started command leases.
+        let attempts = self.has_space(output);
+        let mut result = attempts.then(|| self.queue.attempt(&mut operation.borrow())).flatten();
         if let (Some(Ok(())), Then::Flush) = (&result, then) {
             result = self.queue.attempt(&mut Operation::Flush);
         }
@@ -465,7 +474,8 @@ impl Session {
     fn may_start(&mut self, command: &Command, output: &Output) -> bool {
         let waiting = self.payload_bytes + output.owned_bytes();
         let fits = waiting == 0 || waiting + command.data_bytes() <= self.limits.in_flight_bytes;
-        if !fits || self.queue.in_flight() >= self.limits.in_flight_requests {
+        let requests = self.queue.in_flight() + output.owned_messages();
+        if !fits || requests >= self.limits.in_flight_requests {
             return false;
         }
         self.wants_memory = !self.lease.grow(memory_of(command));
@@ -567,7 +577,7 @@ impl Session {
         let header = &header[..header_len];
         self.tally.done(command.kind, command.len);
         let len = header_len + command.data_bytes();
-        if command.data_bytes() <= self.share.buffered_write_bytes && output.reserve(len) {
+        if command.data_bytes() <= self.share.buffered_write_bytes && self.has_space(output) {
             let reply = output.tail(len);
             reply[..header_len].copy_from_slice(header);
             reply[header_len..].copy_from_slice(payload.data());
@@ -717,6 +727,28 @@ mod tests {
         let read = scene.exchange(&request(cmd::READ, 7, 1024));
         assert_eq!(read[..SIMPLE_REPLY_BYTES], simple_reply(0, 7));
         assert_eq!(read[SIMPLE_REPLY_BYTES..], [[7; 512], [1; 512]].concat());
+    }
+
+    #[test]
+    fn a_client_that_takes_nothing_makes_the_session_hold_replies_up_to_the_limit() {
+        const READS: u64 = 1000;
+        let mut scene = Scene::new(256);
+        let reads: Vec<_> = (0..READS).flat_map(|cookie| request(cmd::READ, cookie, 512)).collect();
+        scene.input.free_space()[..reads.len()].copy_from_slice(&reads);
+        scene.input.received(reads.len());
+        let run = |scene: &mut Scene| scene.session.run(&mut scene.input, &mut scene.output);
+        assert!(matches!(run(&mut scene), Progress::Blocked));
+        assert_eq!(scene.output.owned_messages(), 0, "the client may still take replies");
+        scene.output.stick();
+        assert!(matches!(run(&mut scene), Progress::Blocked));
+        assert_eq!(scene.output.owned_messages(), Limits::default().in_flight_requests);
+        assert!(!scene.input.unread().is_empty());
+        let mut sent = scene.take();
+        while !scene.input.unread().is_empty() {
+            run(&mut scene);
+            sent.extend(scene.take());
+        }
+        assert_eq!(sent.len() as u64, READS * (SIMPLE_REPLY_BYTES as u64 + 512));
     }
 
     #[test]

@@ -19,8 +19,8 @@ const BUFFERED_WRITE_BYTES: usize = 64 << 10;
 const INPUT_BYTES: usize = 256 << 10;
 /// The most bytes of waiting replies while requests are handled.
 const HIGH_WATER_BYTES: usize = 128 << 10;
-/// Space for the headers of a reply.
-const HEADERS_BYTES: usize = 1024;
+/// Space for the headers of a reply, or for a reply without data and extents.
+pub(super) const HEADERS_BYTES: usize = 1024;
 /// The largest output: the longest reply fits, even when the high water is just not reached.
 const OUTPUT_BYTES: usize = HIGH_WATER_BYTES + ATTEMPT_BYTES + HEADERS_BYTES;
 /// The smallest input and output together: they hold the longest option of a handshake, a write of

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use tidegate::device::fault::{Effect, Fault, Rule, When};
 use tidegate::device::{BlockDevice, DeviceErrorKind, Extent, Operation, WriteFlags, ZeroFlags};
-use tidegate_serve::nbd::{Export, ServerBuilder};
+use tidegate_serve::nbd::{Export, Limits, ServerBuilder};
 
 use crate::client::*;
 use crate::devices::{Arrival, Call, Probe};
@@ -346,6 +346,38 @@ fn a_connection_has_256_requests_in_flight() {
         .collect();
     cookies.sort_unstable();
     assert!(cookies.into_iter().eq(0..256));
+}
+
+/// A client may send as much as the limits allow before it reads an answer.
+#[test]
+fn a_client_that_reads_answers_late_may_send_up_to_the_limits() {
+    const WRITE_BYTES: u32 = 64 << 10;
+    let data = vec![1; WRITE_BYTES as usize];
+    // With many connections, each has small buffers.
+    let few = TestServer::limited(Limits::default());
+    let memory_bytes = 64 << 20;
+    let many = TestServer::limited(Limits { connections: 600, memory_bytes, ..Limits::default() });
+    for server in [few, many] {
+        for (reads, read_bytes) in
+            [(16_u64, 64_u32 << 10), (16, 1 << 20), (192, 64 << 10), (240, 512), (64, 4096)]
+        {
+            let mut client = Client::simple(&server.path());
+            for cookie in 0..reads {
+                client.request(READ, 0, cookie, 0, read_bytes);
+            }
+            for cookie in reads..reads + 16 {
+                client.request(WRITE, 0, cookie, 32 << 20, WRITE_BYTES);
+                client.send(&data);
+            }
+            for _ in 0..reads + 16 {
+                let (error, cookie) = client.simple_reply();
+                assert_eq!(error, 0);
+                if cookie < reads {
+                    assert_eq!(client.read(read_bytes as usize), vec![0; read_bytes as usize]);
+                }
+            }
+        }
+    }
 }
 
 /// A client sends a write again whose connection broke, while the device still works on the first
