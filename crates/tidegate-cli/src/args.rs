@@ -6,12 +6,12 @@ use std::path::{Path, PathBuf};
 
 use clap::{Arg, ArgMatches, Args, FromArgMatches, Parser, Subcommand, ValueEnum};
 use tidegate::backing::BackingUrl;
-use tidegate::cache::check_mode;
-use tidegate::dram::TierSpec;
+use tidegate::cache::{check_atomic_mode, check_mode};
+use tidegate::dram::{Policy, TierSpec};
 use tidegate::opening;
 use tidegate::pmem::{Domain, MediaModel, RegionOptions};
 use tidegate::size::Size;
-use tidegate::stack::REGISTRY;
+use tidegate::stack::{REGISTRY, StackError};
 use tidegate::tier::{Engine, Options, SettingError};
 use tidegate_serve::nbd::ListenAddress;
 
@@ -407,6 +407,35 @@ impl DeviceArgs {
     pub(crate) fn sockets(&self) -> Vec<ListenAddress> {
         let paths = [&self.control, &self.vhost_user];
         paths.into_iter().flatten().cloned().map(ListenAddress::Unix).collect()
+    }
+
+    /// Returns the faults of a device that no pool could have, each with the key of one option.
+    pub(crate) fn contradictions(&self) -> Vec<(&'static str, String)> {
+        let of_backed_pools = [
+            ("mode", self.mode.is_some()),
+            ("atomic-flush", self.atomic_flush),
+            ("keep-dirty", self.keep_dirty),
+        ];
+        let has_backing = self.backing.is_some();
+        let lack = of_backed_pools.into_iter().filter(|(_, is_given)| *is_given && !has_backing);
+        let lack = lack.map(|(key, _)| {
+            (
+                key,
+                format!("`{key}` is for pools with a backing: say `backing` too, or leave it out"),
+            )
+        });
+        let is_read_only = (self.read_only && has_backing).then(|| {
+            let text = "a pool with a `backing` cannot be served `read-only`: the backing may lack \
+                        what the pool holds";
+            ("read-only", text.to_owned())
+        });
+        let atomic_below = self.atomic_flush && self.dram.policy != Policy::None;
+        let atomic_below =
+            atomic_below.then(|| ("atomic-flush", StackError::NotBelowDram.to_string()));
+        let mode = self.mode.as_ref().filter(|_| self.atomic_flush);
+        let mode = mode.and_then(|mode| check_atomic_mode(mode).err());
+        let mode = mode.map(|error| ("mode", format!("`mode`: {error}")));
+        lack.chain(is_read_only).chain(atomic_below).chain(mode).collect()
     }
 }
 

@@ -47,6 +47,11 @@ impl<'a> Document<'a> {
         self.faults.borrow_mut().push((offset, what.to_string()));
     }
 
+    /// Returns whether there is a fault.
+    pub(super) fn has_faults(&self) -> bool {
+        !self.faults.borrow().is_empty()
+    }
+
     /// Returns `FILE:LINE:COLUMN` of the character at `offset`; line and column count from 1.
     pub(super) fn position(&self, offset: usize) -> String {
         let before = self.text.get(..offset).unwrap_or(self.text);

@@ -105,14 +105,17 @@ fn plan(document: &Document<'_>) -> ServePlan {
     let tls = root.table("tls").and_then(|table| tls(document, table));
     let tables = root.tables("device");
     root.finish();
-    if tables.is_empty() {
-        document.fault(0, "no device to serve; say `[[device]]` and its `pool = \"PATH\"`");
-    }
+    let has_tables = !tables.is_empty();
     let (stop_timeout, limits) = (limits.stop_timeout, limits_of(&limits));
     if let Err(error) = check_limits(&limits, tls.is_some()) {
         document.fault(limits_offset.unwrap_or(0), error);
     }
     let devices = devices(document, tables);
+    // A faulty address or table may be all that is missing.
+    let is_sound = !document.has_faults();
+    if !has_tables {
+        document.fault(0, "no device to serve; say `[[device]]` and its `pool = \"PATH\"`");
+    }
     let sockets = devices.iter().flat_map(|(device, offset)| {
         device.args.sockets().into_iter().map(|socket| (socket, *offset))
     });
@@ -124,7 +127,8 @@ fn plan(document: &Document<'_>) -> ServePlan {
     no_address_twice(document, &nbd.iter().cloned().chain(others).collect::<Vec<_>>());
     let devices: Vec<_> = devices.into_iter().map(|(device, _)| device).collect();
     let is_reached = |device: &DevicePlan| !nbd.is_empty() || is_any_wanted(&device.args);
-    if devices.is_empty() && nbd.is_empty() || !devices.iter().all(is_reached) {
+    let are_reached = has_tables && devices.iter().all(is_reached) || !nbd.is_empty();
+    if is_sound && !are_reached {
         let what = "no address to listen at; say `nbd = [\"unix:PATH\"]`, or `ublk = true` or \
                     `vhost-user = \"unix:PATH\"` in each device";
         document.fault(0, what);
@@ -209,6 +213,8 @@ fn pool_as_backing(device: &DevicePlan, pool: &Path) -> Option<String> {
 fn device(document: &Document<'_>, mut table: Table<'_>) -> Option<DevicePlan> {
     let offset = table.offset;
     let has_pool = table.has("pool");
+    let places = ["mode", "atomic-flush", "keep-dirty", "read-only"];
+    let places = places.map(|key| (key, table.offset_of(key)));
     let pool = table.path("pool");
     let name = |text: &str| Export::check_name(text).map(|()| text.to_owned());
     let export = table.with("export", name).unwrap_or_default();
@@ -231,6 +237,10 @@ fn device(document: &Document<'_>, mut table: Table<'_>) -> Option<DevicePlan> {
     let domain = table.parsed("domain");
     let memory = MemoryArgs { domain, media: table.parsed("media").unwrap_or_default() };
     table.finish();
+    for (key, fault) in args.contradictions() {
+        let place = places.iter().find(|(known, _)| *known == key).and_then(|(_, place)| *place);
+        document.fault(place.unwrap_or(offset), fault);
+    }
     if !has_pool {
         document.fault(offset, "a `[[device]]` needs its `pool`");
     }

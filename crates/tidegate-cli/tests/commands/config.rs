@@ -265,12 +265,53 @@ fn each_value_that_the_server_would_refuse_is_a_fault() {
         (format!("metrics = \"unix:a\\u0000\"{device}"), "2:11: `metrics` has a NUL"),
         (format!("metrics = \"unix:{long}\"{device}"), "2:11: `metrics`: cannot listen at"),
         (format!("{device}control = \"unix:{long}\""), "5:11: `control`: cannot listen at"),
+        (
+            format!("{device}backing = \"DIR/x\"\natomic-flush = true\ndram = \"transit:1M\""),
+            "6:16: --atomic-flush and --dram exclude each other",
+        ),
+        (
+            format!("{device}backing = \"DIR/x\"\natomic-flush = true\nmode = \"wt\""),
+            "7:8: `mode`: ",
+        ),
+        (format!("{device}mode = \"wb\""), "5:8: `mode` is for pools with a backing"),
+        (format!("{device}keep-dirty = true"), "5:14: `keep-dirty` is for pools with a backing"),
+        (format!("{device}atomic-flush = true"), "5:16: `atomic-flush` is for pools with"),
+        (
+            format!("{device}backing = \"DIR/x\"\nread-only = true"),
+            "6:13: a pool with a `backing` cannot be served `read-only`",
+        ),
     ] {
         scene.write(&format!("nbd = [\"unix:DIR/socket\"]\n{file}"));
         let (status, lines) = scene.check();
         assert_eq!((status, lines.len()), (Some(1), 1), "{file}: {lines:?}");
         assert!(lines[0].starts_with(expected), "{expected}: {lines:?}");
         assert!(scene.refusal().contains(expected));
+    }
+}
+
+/// An address may be missing only because another fault hides it.
+#[test]
+fn a_faulty_address_or_table_is_not_told_as_a_missing_address_too() {
+    let scene = Scene::new("");
+    for (file, expected) in [
+        ("[[device]]\nublk = true\n", "1:1: a `[[device]]` needs its `pool`"),
+        ("[[device]]\npool = \"DIR/one\"\nvhost-user = 1\n", "3:14: `vhost-user` is a text"),
+        ("nbd = [\"unix\"]\n[[device]]\npool = \"DIR/one\"\n", "1:8: `nbd`: cannot listen at"),
+        ("[[device]]\npool = \"DIR/one\"\n", "1:1: no address to listen at"),
+    ] {
+        scene.write(file);
+        let (_, lines) = scene.check();
+        assert!(lines.len() == 1 && lines[0].starts_with(expected), "{expected}: {lines:?}");
+    }
+}
+
+/// `config check` demands a backing with these options.
+#[test]
+fn only_engines_with_a_backing_have_modes_atomic_flush_or_dirty_data() {
+    for engine in tidegate::stack::REGISTRY.engines() {
+        let traits = engine.traits();
+        let is_of_backed_pools = traits.has_modes || traits.has_atomic_flush || traits.keeps_dirty;
+        assert!(traits.needs_backing || !is_of_backed_pools, "{engine}");
     }
 }
 

@@ -80,7 +80,7 @@ pub use recover::Recovered;
 pub use router::mode;
 pub use store::header::{Binding, CacheHeader, CacheOptions, create};
 pub use store::layout;
-pub use tier::check_mode;
+pub use tier::{check_atomic_mode, check_mode};
 
 use crate::device::{
     AsyncRequest, Attempt, BlockDevice, BlockDeviceExt, Context, DeviceError, Extent, Geometry,

@@ -73,6 +73,14 @@ pub fn check_mode(value: &str) -> std::result::Result<(), SettingError> {
     mode_of(value).map(drop)
 }
 
+/// Checks that `value` is a mode that a cache with atomic flush can have.
+///
+/// # Errors
+/// [`SettingError::Value`].
+pub fn check_atomic_mode(value: &str) -> std::result::Result<(), SettingError> {
+    if mode_of(value)?.0.writes_back() { Ok(()) } else { Err(not_atomic(value)) }
+}
+
 fn size_of(value: &str) -> std::result::Result<Size, SettingError> {
     let wrong = |error| SettingError::value(SIZE, value, format!("a size: {error}"));
     value.parse().map_err(wrong)
