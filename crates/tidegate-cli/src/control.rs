@@ -14,7 +14,9 @@ use tidegate::pool::{Content, Glance, glance};
 use tidegate::stack::Stat;
 use tidegate::stats::{Collector, Metric, Reading, Unit};
 use tidegate::tier::{Purged, line};
-use tidegate_serve::control::{Asked, ControlServer, Listed, Reply, Request, ask, ask_if};
+use tidegate_serve::control::{
+    Asked, ControlServer, Listed, Reply, Request, ask, ask_if, remove_dead_socket,
+};
 use tidegate_serve::metrics::MetricsServer;
 use tidegate_serve::nbd::{ExportTable, ListenAddress, Statistics};
 
@@ -150,9 +152,23 @@ pub(crate) fn listen_for_lists(
 /// The ending of the sockets where servers answer requests for lists.
 const LISTS: &str = "server";
 
-/// Returns the socket where this process answers requests for lists.
+/// Returns the socket where this process answers requests for lists. Removes the sockets of killed
+/// servers.
 fn server_socket() -> Result<PathBuf> {
-    Ok(socket_directory()?.join(format!("{}.{LISTS}", std::process::id())))
+    let directory = socket_directory()?;
+    for socket in list_sockets(&directory) {
+        remove_dead_socket(&socket);
+    }
+    Ok(directory.join(format!("{}.{LISTS}", std::process::id())))
+}
+
+/// Returns the sockets in `directory` where servers answer requests for lists, in order.
+fn list_sockets(directory: &Path) -> Vec<PathBuf> {
+    let entries = std::fs::read_dir(directory).into_iter().flatten().flatten();
+    let is_of_lists = |path: &PathBuf| path.extension().is_some_and(|ending| ending == LISTS);
+    let mut sockets: Vec<_> = entries.map(|entry| entry.path()).filter(is_of_lists).collect();
+    sockets.sort();
+    sockets
 }
 
 /// The devices of the servers of this machine.
@@ -190,11 +206,8 @@ pub(crate) fn device_of(pool: &Path) -> Option<(PathBuf, Listed)> {
 /// Asks all servers of this machine that this user may ask. Returns the socket of each, with its
 /// answer, or `None` if it does not answer.
 pub(crate) fn ask_servers(request: &Request) -> Vec<(PathBuf, Option<Reply>)> {
-    let entries = socket_directories().into_iter().flat_map(std::fs::read_dir).flatten().flatten();
-    let sockets = entries.map(|entry| entry.path());
-    let mut sockets: Vec<_> =
-        sockets.filter(|path| path.extension().is_some_and(|ending| ending == LISTS)).collect();
-    sockets.sort();
+    let directories = socket_directories();
+    let sockets = directories.iter().flat_map(|directory| list_sockets(directory));
     let answer = |socket: PathBuf| {
         let asked = match ask(&socket, request) {
             // A server that ends meanwhile breaks the connection, and is not found again.
@@ -210,7 +223,7 @@ pub(crate) fn ask_servers(request: &Request) -> Vec<(PathBuf, Option<Reply>)> {
             Err(_) => Some((socket, None)),
         }
     };
-    sockets.into_iter().filter_map(answer).collect()
+    sockets.filter_map(answer).collect()
 }
 
 fn replied(answer: Result<Reply>) -> Reply {

@@ -24,7 +24,7 @@ use serde::{Deserialize, Serialize};
 use tidegate::stack::Stat;
 
 use crate::jobs::{self, Jobs};
-use crate::listen::Listener;
+use crate::listen::{self, Listener};
 use crate::serial::{Peer, SerialServer};
 use crate::{ListenAddress, ServeError};
 
@@ -312,6 +312,13 @@ fn read_line(peer: &mut Peer, most: usize) -> io::Result<Vec<u8>> {
         line.truncate(end);
     }
     Ok(line)
+}
+
+/// Removes the socket at `path` if its server has ended. Leaves it if a server begins to listen
+/// there at the moment.
+pub fn remove_dead_socket(path: &Path) {
+    // The socket is of no use, and the next server tries again.
+    let _ = listen::remove_if_dead(path);
 }
 
 /// The outcome of [`ask`].

@@ -11,7 +11,7 @@ use std::fs::File;
 use std::io::ErrorKind;
 use std::net::{IpAddr, Ipv4Addr, TcpListener, ToSocketAddrs, UdpSocket};
 use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
-use std::os::unix::net::{SocketAddr, UnixStream};
+use std::os::unix::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
@@ -384,6 +384,16 @@ fn file_at(path: &Path) -> std::io::Result<(u64, u64)> {
     Ok((found.dev(), found.ino()))
 }
 
+/// Removes the socket at `path` if no process listens at it, or begins to.
+///
+/// # Errors
+/// As for [`Listener::bind`], if a process does.
+pub(crate) fn remove_if_dead(path: &Path) -> Result<(), ServeError> {
+    // Between its bind and its listen, a server has the claim.
+    let _claim = Claim::of(path)?;
+    remove_dead_socket(path)
+}
+
 /// Removes the file of a socket if no process listens at it.
 fn remove_dead_socket(path: &Path) -> Result<(), ServeError> {
     let Ok(found) = std::fs::symlink_metadata(path) else { return Ok(()) };
@@ -393,8 +403,8 @@ fn remove_dead_socket(path: &Path) -> Result<(), ServeError> {
             "cannot listen at unix:{path_name}: a file that is no socket is there; choose another path"
         )));
     }
-    match UnixStream::connect(path) {
-        Err(error) if error.kind() == std::io::ErrorKind::ConnectionRefused => {
+    match connect_at_once(path) {
+        Err(Errno::CONNREFUSED) => {
             let failed = |error| {
                 ServeError::io(&format!("cannot remove the unused socket {path_name}"), error)
             };
@@ -404,8 +414,16 @@ fn remove_dead_socket(path: &Path) -> Result<(), ServeError> {
     }
 }
 
+/// Connects to the socket at `path`. Fails with [`Errno::AGAIN`] if its server accepts too slowly.
+fn connect_at_once(path: &Path) -> rustix::io::Result<()> {
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
+    rustix::net::connect(&socket, &SocketAddrUnix::new(path)?)
+}
+
 #[cfg(test)]
 mod tests {
+    use std::os::unix::net::UnixStream;
     use std::sync::Barrier;
 
     use super::*;
