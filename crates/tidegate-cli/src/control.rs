@@ -27,6 +27,7 @@ use tidegate_run::{
 
 use crate::devices::{Device, Devices};
 use crate::log::{Level, say};
+use crate::output::absolute;
 use crate::served::Served;
 use crate::snapshot::Made;
 
@@ -132,7 +133,11 @@ pub(crate) fn listen_for_lists(
     addresses: &[ListenAddress],
     answer: impl Fn(&Request) -> Reply + Send + Sync + 'static,
 ) -> Option<ControlServer> {
-    let addresses: Vec<_> = addresses.iter().map(ToString::to_string).collect();
+    let shown = |address: &ListenAddress| match address {
+        ListenAddress::Unix(path) => ListenAddress::Unix(absolute(path)).to_string(),
+        other => other.to_string(),
+    };
+    let addresses: Vec<_> = addresses.iter().map(shown).collect();
     let devices = Arc::clone(devices);
     let start = move |path| {
         ControlServer::start(&[path], move |request, _| match request {

@@ -21,6 +21,7 @@ use tidegate_serve::ublk::has_users;
 
 use crate::front_ends::Attached;
 use crate::notify::notify;
+use crate::output::absolute;
 use crate::plan::DevicePlan;
 use crate::served::{Served, UBLK};
 
@@ -132,18 +133,19 @@ impl Device {
         let args = &self.plan.args;
         let reached = served.iter().flat_map(|served| &served.reached);
         let sockets = reached.filter(|reached| reached.front_end != UBLK);
-        let sockets =
-            sockets.map(|reached| format!("{}:{}", reached.front_end, reached.address.display()));
+        let sockets = sockets.map(|reached| {
+            format!("{}:{}", reached.front_end, absolute(&reached.address).display())
+        });
         Listed {
             export: args.export.clone(),
             block_device: served.as_ref().and_then(Served::block_device).map(Path::to_path_buf),
             state: state.into(),
             cause,
             dirty_bytes,
-            pool: std::path::absolute(&self.plan.pool).unwrap_or_else(|_| self.plan.pool.clone()),
+            pool: absolute(&self.plan.pool),
             backing: args.backing.as_ref().map(ToString::to_string),
             addresses: addresses.iter().cloned().chain(sockets).collect(),
-            control: args.control.clone(),
+            control: args.control.as_deref().map(absolute),
             process: std::process::id(),
         }
     }

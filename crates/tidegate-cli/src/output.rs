@@ -1,6 +1,7 @@
 //! Output of commands: results on standard output, progress on standard error, errors in one line.
 
 use std::io::{self, IsTerminal, Write};
+use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
@@ -72,6 +73,11 @@ pub(crate) fn print_lines(lines: &[Line]) -> io::Result<()> {
 /// Returns the error of a command that the stack refused: wrong usage if it has tried nothing.
 pub(crate) fn stack_error(error: StackError) -> anyhow::Error {
     if error.is_usage() { UsageError(error.to_string()).into() } else { error.into() }
+}
+
+/// Returns `path` as programs in other directories find it.
+pub(crate) fn absolute(path: &Path) -> PathBuf {
+    std::path::absolute(path).unwrap_or_else(|_| path.to_path_buf())
 }
 
 /// Returns `text` as one line, as every error must be.

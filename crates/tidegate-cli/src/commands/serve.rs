@@ -20,7 +20,7 @@ use crate::devices::{Device, Devices};
 use crate::front_ends;
 use crate::log::{self, Level, say};
 use crate::opening::Opener;
-use crate::output::{field, line, one_line, print_lines};
+use crate::output::{absolute, field, line, one_line, print_lines};
 use crate::plan::{DevicePlan, ServePlan, TlsFiles};
 use crate::reload::{FIRST_ATTEMPTS, Reloader};
 use crate::served::{Reached, Served};
@@ -320,8 +320,8 @@ fn uri(address: &ListenAddress, export: &str, secure: bool) -> Option<String> {
     Some(match address {
         ListenAddress::Inherited => return None,
         ListenAddress::Unix(path) => {
-            let path = std::path::absolute(path).unwrap_or_else(|_| path.clone());
-            format!("{scheme}+unix:///{export}?socket={}", percent_encoded(&path.to_string_lossy()))
+            let path = percent_encoded(&absolute(path).to_string_lossy());
+            format!("{scheme}+unix:///{export}?socket={path}")
         }
         ListenAddress::Tcp { host, port } if host.contains(':') => {
             format!("{scheme}://[{host}]:{port}/{export}")

@@ -115,6 +115,49 @@ fn the_devices_of_all_servers_are_on_one_page() {
     assert!(alone.stop(Signal::TERM).0.success());
 }
 
+/// `list` runs in another directory than the server.
+#[test]
+fn paths_of_a_server_that_was_started_with_relative_ones_are_absolute() {
+    let scene = Scene::new();
+    let mut command = tidegate();
+    command.current_dir(scene.dir.path());
+    let server = Server::spawn(command.args([
+        "serve",
+        "alone",
+        "--nbd=unix:socket",
+        "--control=unix:control",
+        "--vhost-user=unix:disk.sock",
+    ]));
+    let devices = scene.devices();
+    let [device] = &devices[..] else { panic!("{devices:#?}") };
+    let addresses = ["unix:socket", "vhost-user:disk.sock"]
+        .map(|address| address.replace(':', &format!(":{}/", scene.dir.path().display())));
+    assert_eq!(device["addresses"], serde_json::json!(addresses), "{device:#}");
+    assert_eq!(device["control"], scene.text("control"), "{device:#}");
+    ok(["stat", device["control"].as_str().unwrap()]);
+    assert!(server.stop(Signal::TERM).0.success());
+}
+
+#[test]
+fn a_server_removes_the_sockets_of_killed_servers_and_no_others() {
+    let scene = Scene::new();
+    let (killed, alone) = scene.serve();
+    let of_lists = |server: &Server| {
+        let user = rustix::process::geteuid().as_raw();
+        PathBuf::from(format!("/dev/shm/tidegate-{user}/{}.server", server.pid().as_raw_pid()))
+    };
+    let [dead, live] = [&killed, &alone].map(of_lists);
+    assert!(dead.exists() && live.exists());
+    kill_process(killed.pid(), Signal::KILL).unwrap();
+    killed.wait_killed();
+    let mut command = tidegate();
+    let next = Server::spawn(command.args(["serve", "--config", &scene.text("config.toml")]));
+    assert!(!dead.exists() && live.exists() && of_lists(&next).exists());
+    for server in [next, alone] {
+        assert!(server.stop(Signal::TERM).0.success());
+    }
+}
+
 #[test]
 fn a_server_that_was_killed_is_not_listed() {
     let scene = Scene::new();
