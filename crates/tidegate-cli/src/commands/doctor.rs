@@ -15,6 +15,9 @@ use crate::args::DoctorArgs;
 use crate::control;
 use crate::output::{json, line, one_line};
 
+/// Shared memory that the commands may need, in bytes. `record` takes the most.
+const SHARED_BYTES: u64 = 8 << 20;
+
 /// How a topic stands.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
@@ -154,7 +157,16 @@ fn shared_memory() -> Finding {
     match rustix::fs::statvfs(path) {
         Ok(found) => {
             let free = Size { bytes: found.f_bavail.saturating_mul(found.f_frsize) };
-            Finding::ok(TOPIC, format!("/dev/shm, {free} free"))
+            let has = format!("/dev/shm, {free} free");
+            if free.bytes >= SHARED_BYTES {
+                return Finding::ok(TOPIC, has);
+            }
+            let needed = Size { bytes: SHARED_BYTES };
+            let advice = format!(
+                "`run`, `record` and the sockets of servers may need {needed}: remove files there, \
+                 or make it larger (mount -o remount,size=)"
+            );
+            Finding::but(TOPIC, State::Limited, has, advice)
         }
         Err(error) => Finding::but(
             TOPIC,

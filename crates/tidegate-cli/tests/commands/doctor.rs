@@ -59,6 +59,22 @@ fn limits_and_servers_that_are_down_are_seen() {
     server.stop(Signal::TERM);
 }
 
+#[test]
+fn shared_memory_that_is_full_is_seen() {
+    let tidegate = env!("CARGO_BIN_EXE_tidegate");
+    for (size, state) in [("1M", "limited"), ("64M", "ok")] {
+        let script =
+            format!("mount -t tmpfs -o size={size} none /dev/shm && {tidegate} doctor --json");
+        let mut command = tool("unshare", "util-linux");
+        let found = about(
+            &findings(&succeed(command.args(["-m", "sh", "-c", &script]))),
+            "shared memory",
+            "free",
+        );
+        assert_eq!(found["state"], state, "{found}");
+    }
+}
+
 /// `run` covers no files on an ext4 without a UUID, and doctor says how to give it one.
 #[test]
 fn a_file_system_that_run_cannot_cover_is_told() {
