@@ -23,6 +23,9 @@ pub enum Error {
     /// A program could not be started to be recorded.
     #[error("{0}")]
     Start(String),
+    /// A scheme cannot be made, or fails.
+    #[error("{0}")]
+    Scheme(String),
     /// A signal asked the process to end.
     #[error("interrupted; what was made in {} is removed", folder.display())]
     Interrupted {
@@ -45,4 +48,10 @@ impl Error {
     pub const fn is_usage(&self) -> bool {
         matches!(self, Self::Usage(_) | Self::Trace(tidegate_trace::Error::Format(_)))
     }
+}
+
+/// Returns `error` with its causes as one line.
+pub(crate) fn with_causes(error: &dyn std::error::Error) -> String {
+    let causes = std::iter::successors(error.source(), |error| error.source());
+    causes.fold(error.to_string(), |text, cause| format!("{text}: {cause}"))
 }

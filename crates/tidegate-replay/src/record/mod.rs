@@ -25,7 +25,7 @@ use tidegate::glob::Filter;
 use tidegate_record::rings::Rings;
 use tidegate_run::{Launch, Library, Plan, Program};
 
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, with_causes};
 use recorder::Recorder;
 use rows::Rows;
 
@@ -70,7 +70,7 @@ impl RecordArgs {
         let name =
             self.command.first().ok_or_else(|| Error::Usage("no program is given".into()))?;
         let program = Program::find(name, std::env::var_os("PATH").as_deref(), &[])
-            .map_err(|error| Error::Start(with_source(&error)))?;
+            .map_err(|error| Error::Start(with_causes(&error)))?;
         let library = Library::RECORD.find().map_err(|error| Error::Start(format!("{error:#}")))?;
         let output = self.output.clone().unwrap_or_else(|| default_output(&program.file));
         let rows = Rows::create(&output)?;
@@ -127,11 +127,6 @@ fn default_output(program: &Path) -> PathBuf {
     name.into()
 }
 
-fn with_source(error: &dyn std::error::Error) -> String {
-    let sources = std::iter::successors(error.source(), |error| error.source());
-    sources.fold(error.to_string(), |text, source| format!("{text}: {source}"))
-}
-
 /// The rings, in a file that is removed when the recorder ends.
 struct Memory {
     path: PathBuf,
@@ -145,7 +140,7 @@ impl Memory {
         let path = folder.join(format!("tidegate-record-{}", std::process::id()));
         // An existing file belongs to a killed recorder that had this process's number.
         let _ = std::fs::remove_file(&path);
-        let rings = Rings::create(&path).map_err(|error| Error::Start(with_source(&error)))?;
+        let rings = Rings::create(&path).map_err(|error| Error::Start(with_causes(&error)))?;
         Ok(Self { path, rings: Arc::new(rings) })
     }
 }

@@ -182,6 +182,12 @@ impl Mapping {
         Self::anonymous_with(len_bytes, limit_bytes, MapFlags::PRIVATE)
     }
 
+    /// Maps `len_bytes` zero bytes of this process, of which the system need not have memory before
+    /// they are written.
+    pub(super) fn anonymous_sparse(len_bytes: u64) -> Result<Self> {
+        Self::anonymous_with(len_bytes, 0, MapFlags::PRIVATE | MapFlags::NORESERVE)
+    }
+
     fn anonymous_with(len_bytes: u64, limit_bytes: u64, flags: MapFlags) -> Result<Self> {
         let path = PathBuf::from("(anonymous memory)");
         if len_bytes == 0 {

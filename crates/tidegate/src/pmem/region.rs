@@ -41,6 +41,7 @@ pub struct RegionOptions {
     /// The medium that the memory stands for.
     pub media: MediaModel,
     /// With `create_bytes`: leave the space unallocated, except the ranges of [`Region::allocate`].
+    /// Of volatile memory: the system need not have all of it.
     pub sparse: bool,
     /// The most bytes that the region can [grow](Region::grow) to; 0: it keeps its size. The limit
     /// costs addresses, and no memory. It has no effect for a devdax device, for a guest and for a
@@ -127,7 +128,12 @@ impl Region {
     /// The same errors as [`anonymous`](Self::anonymous).
     pub fn anonymous_with(len_bytes: u64, options: &RegionOptions) -> Result<Self> {
         let name = PathBuf::from("(anonymous memory)");
-        Self::over(Mapping::anonymous(len_bytes, options.limit_bytes)?, name, options)
+        let mapping = if options.sparse {
+            Mapping::anonymous_sparse(len_bytes)?
+        } else {
+            Mapping::anonymous(len_bytes, options.limit_bytes)?
+        };
+        Self::over(mapping, name, options)
     }
 
     fn over(mapping: Mapping, name: PathBuf, options: &RegionOptions) -> Result<Self> {

@@ -14,13 +14,12 @@ use tidegate::cache::{
     self, Binding, CacheDevice, CacheDeviceOptions, CacheError, CacheHeader, CacheOptions,
 };
 use tidegate::device::{BlockDevice, BlockDeviceExt, Result as DeviceResult};
-use tidegate::pmem::Region;
 use tidegate::pool::PoolError;
 use tidegate::tier::Tier;
 
 use super::cache_watch::{CacheWork, Watch};
 use super::work::{Backing, Teller, Work};
-use super::{BLOCK_BYTES, Context, DEVICE_PAGES, Engine, failed, read_page};
+use super::{BLOCK_BYTES, Context, DEVICE_PAGES, Engine, failed, memory, read_page};
 use crate::error::Result;
 use crate::scheme::Sizes;
 use crate::scheme::page::{ALL_LINES, LINE_BYTES, PAGE_BYTES};
@@ -57,8 +56,7 @@ impl Cache {
     pub(in crate::scheme) fn new(sizes: &Sizes) -> Result<Option<Self>> {
         // Space for more than two copies of each page is useless; headers take one page in 64.
         let useful = sizes.footprint_pages.saturating_mul(3 * PAGE_BYTES).saturating_add(1 << 20);
-        let region = Region::anonymous(sizes.pmem_bytes.min(useful).max(PAGE_BYTES))
-            .map_err(failed("memory for"))?;
+        let region = memory(sizes.pmem_bytes.min(useful))?;
         let options = CacheOptions { block_bytes: BLOCK_BYTES, ..CacheOptions::default() };
         let CacheHeader { places, salt, .. } = match cache::create(&region, &options) {
             Err(CacheError::Pool(PoolError::TooSmall { .. })) => return Ok(None),

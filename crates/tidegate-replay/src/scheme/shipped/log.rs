@@ -12,12 +12,11 @@ use rustc_hash::FxHashMap;
 use tidegate::device::{BlockDevice, BlockDeviceExt, Result as DeviceResult};
 use tidegate::log::device::{Binding, LogDevice, LogDeviceOptions};
 use tidegate::log::{self, LogError, LogOptions, LogPool};
-use tidegate::pmem::Region;
 use tidegate::pool::PoolError;
 
 use super::log_watch::{LogWork, Watch};
 use super::work::{Backing, Teller, Work};
-use super::{BLOCK_BYTES, Context, Engine, PAGE, failed, read_page};
+use super::{BLOCK_BYTES, Context, Engine, PAGE, failed, memory, read_page};
 use crate::error::Result;
 use crate::scheme::Sizes;
 use crate::scheme::page::{LINE_BYTES, PAGE_BYTES, lines_of, pages_of, part_of};
@@ -50,8 +49,7 @@ pub(in crate::scheme) struct Log {
 
 impl Log {
     pub(in crate::scheme) fn new(sizes: &Sizes) -> Result<Option<Self>> {
-        let region =
-            Region::anonymous(sizes.pmem_bytes.max(PAGE_BYTES)).map_err(failed("memory for"))?;
+        let region = memory(sizes.pmem_bytes)?;
         let superblock = match log::create(&region, &LogOptions::default()) {
             Err(LogError::TooSmall { .. } | LogError::Pool(PoolError::TooSmall { .. })) => {
                 return Ok(None);

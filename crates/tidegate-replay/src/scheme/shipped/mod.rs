@@ -37,13 +37,14 @@ use std::sync::mpsc::Receiver;
 use rustc_hash::FxHashMap;
 use tidegate::device::{BlockDevice, BlockDeviceExt, Result as DeviceResult, WriteFlags};
 use tidegate::machine::{Machine, enter};
+use tidegate::pmem::{Region, RegionOptions};
 
 use super::devices::Devices;
 use super::hybrid::{Durable, Hybrid};
 use super::page::{LINE_BYTES, PAGE_BYTES, PageId};
 use super::page_cache::PageCache;
 use super::{Scheme, Sizes, dram};
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, with_causes};
 use crate::trace::FileId;
 use numbers::Numbers;
 use still::{OnMachine, Still};
@@ -62,7 +63,15 @@ static DATA: [u8; WRITE_BYTES_MAX] = [0xa5; WRITE_BYTES_MAX];
 
 /// Returns a function that makes an error of a failed component, which `what` names.
 fn failed<E: Display>(what: &'static str) -> impl Fn(E) -> Error {
-    move |error| Error::Usage(format!("{what} a replay: {error}"))
+    move |error| Error::Scheme(format!("{what} a replay: {error}"))
+}
+
+/// Returns `bytes` of memory that stands for persistent memory. Pages that a scheme never writes
+/// cost nothing, so there may be more than this machine has.
+fn memory(bytes: u64) -> Result<Region> {
+    let options = RegionOptions { sparse: true, ..RegionOptions::default() };
+    Region::anonymous_with(bytes.max(PAGE_BYTES), &options)
+        .map_err(|error| failed("memory for")(with_causes(&error)))
 }
 
 /// Returns the data of a write of `bytes` of a device.

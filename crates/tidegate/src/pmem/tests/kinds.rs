@@ -123,6 +123,18 @@ fn no_space_is_an_error_that_leaves_nothing_behind() {
     }
 }
 
+/// More than this machine has: the system counts what is written.
+#[test]
+fn sparse_anonymous_memory_costs_what_is_written() {
+    const TIB: u64 = 1 << 40;
+    let options = RegionOptions { sparse: true, ..RegionOptions::default() };
+    let region = Region::anonymous_with(4 * TIB, &options).unwrap();
+    region.write(3 * TIB, b"far").unwrap();
+    let mut found = [0; 3];
+    region.read(3 * TIB, &mut found).unwrap();
+    assert_eq!(&found, b"far");
+}
+
 #[test]
 fn a_pool_is_open_once() {
     let dir = on_tmpfs();
