@@ -58,6 +58,27 @@ fn a_replay_prints_a_table_and_advice_and_writes_rows_and_a_page() {
     assert!(page.contains("--schemes=dram,afcm") && page.contains("Advice: "), "{page}");
 }
 
+/// A plan for memory that is still to be bought.
+#[test]
+fn more_persistent_memory_than_this_machine_has_is_planned() {
+    let dir = tempfile::tempdir().unwrap();
+    let trace = dir.path().join("t.csv");
+    std::fs::write(&trace, "ts_us,tid,op,file,offset,len\n0,1,write,/a,0,100\n1,1,fsync,/a,0,0\n")
+        .unwrap();
+    let trace = trace.to_str().unwrap();
+    let printed = ok(&["replay", trace, "--schemes=log,tidegate", "--pmem=4T"]);
+    assert!(printed.contains("log") && printed.contains("tidegate"), "{printed}");
+    // No process has so many addresses, and the arguments are right.
+    let said = fails(1, &["replay", trace, "--schemes=log", "--pmem=1000000T"]);
+    assert!(said.contains("memory for a replay: "), "{said}");
+}
+
+#[test]
+fn an_option_that_record_has_not_is_no_program() {
+    let said = fails(2, &["record", "--quite", "--", "true"]);
+    assert!(said.contains("'--quite'"), "{said}");
+}
+
 #[test]
 fn rows_have_the_keys_that_scripts_read() {
     let dir = tempfile::tempdir().unwrap();
