@@ -183,12 +183,16 @@ fn plain(device: Option<&str>, message: &str) -> String {
     text + &printable(message)
 }
 
-/// Returns `text` with control characters escaped, except ends of lines: terminals would obey them,
-/// and names of files may have them.
+/// Returns `text` with control characters escaped: terminals would obey them, an end of a line
+/// begins what looks like another message, and names of files may have them.
 pub(crate) fn printable(text: &str) -> String {
-    let shown = |c: char| !c.is_control() || c == '\n';
-    let escape = |c: char| if shown(c) { c.to_string() } else { c.escape_default().to_string() };
+    let escape = |c: char| if c.is_control() { c.escape_default().to_string() } else { c.into() };
     text.chars().map(escape).collect()
+}
+
+/// Returns the lines of `text`, each [`printable`].
+pub(crate) fn printable_lines(text: &str) -> String {
+    text.split('\n').map(printable).collect::<Vec<_>>().join("\n")
 }
 
 #[cfg(test)]

@@ -50,13 +50,13 @@ fn main() -> ExitCode {
             status
         }
         Err(error) if !error.use_stderr() => {
-            // Help or version was asked for: a closed pipe is no failure of this program.
-            let _ = error.print();
-            ExitCode::SUCCESS
+            // Help or version was asked for.
+            output::printed(error.print())
+                .map_or_else(|error| report(&error.into()), |()| ExitCode::SUCCESS)
         }
         Err(error) => {
             // With standard error closed, the exit status tells.
-            let _ = writeln!(std::io::stderr(), "{}", log::printable(&usage_line(&error)));
+            let _ = writeln!(std::io::stderr(), "{}", log::printable_lines(&usage_line(&error)));
             ExitCode::from(WRONG_USAGE)
         }
     }

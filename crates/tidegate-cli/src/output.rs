@@ -11,7 +11,7 @@ use tidegate::stack::StackError;
 use tidegate::tier::Line;
 use tidegate_run::Reporter;
 
-use crate::log::{Level, printable, say};
+use crate::log::{Level, printable, printable_lines, say};
 
 /// Wrong usage that only shows after parsing, such as options that contradict each other: exit
 /// status 2.
@@ -24,12 +24,29 @@ pub(crate) struct UsageError(pub(crate) String);
 #[error("cannot write to standard output")]
 struct OutputError(#[source] io::Error);
 
-/// Prints `line` on standard output. A pipe that its reader has closed is no failure.
+/// Prints `line`, which is one, on standard output.
 ///
 /// # Errors
 /// Standard output is full.
 pub(crate) fn line(line: impl std::fmt::Display) -> io::Result<()> {
-    match writeln!(io::stdout(), "{}", printable(&line.to_string())) {
+    printed(writeln!(io::stdout(), "{}", printable(&line.to_string())))
+}
+
+/// Prints the lines of `text` on standard output.
+///
+/// # Errors
+/// Standard output is full.
+pub(crate) fn lines(text: &str) -> io::Result<()> {
+    printed(writeln!(io::stdout(), "{}", printable_lines(text)))
+}
+
+/// Returns the outcome of printing on standard output. A pipe that its reader has closed is no
+/// failure.
+///
+/// # Errors
+/// Standard output is full.
+pub(crate) fn printed(result: io::Result<()>) -> io::Result<()> {
+    match result {
         Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
         printed => printed.map_err(|error| io::Error::new(error.kind(), OutputError(error))),
     }
@@ -40,7 +57,7 @@ pub(crate) fn line(line: impl std::fmt::Display) -> io::Result<()> {
 /// # Errors
 /// Standard output is full.
 pub(crate) fn json(object: &impl Serialize) -> io::Result<()> {
-    line(escaped(&serde_json::to_string_pretty(object)?))
+    lines(&escaped(&serde_json::to_string_pretty(object)?))
 }
 
 /// Returns JSON `text` without control characters in its strings: printing would show them in

@@ -4,7 +4,7 @@ use std::fmt::Write;
 
 use tidegate::backing::{SCHEMES, Scheme};
 
-use crate::output::line;
+use crate::output::lines;
 
 /// Returns the list that `tidegate help backings` prints.
 pub(crate) fn help() -> String {
@@ -30,5 +30,5 @@ pub(crate) fn help() -> String {
 /// # Errors
 /// Standard output cannot be written.
 pub(crate) fn run() -> anyhow::Result<()> {
-    Ok(line(help().trim_end())?)
+    Ok(lines(help().trim_end())?)
 }

@@ -148,14 +148,24 @@ fn a_pool_that_another_user_may_not_open_is_not_called_missing() {
 #[test]
 fn control_characters_in_names_are_escaped() {
     let dir = scratch();
-    let name = text(&dir, "a\u{1b}[31mb");
+    let name = text(&dir, "a\u{1b}[31mb\nc");
     let error = one_line(&run(["info", &name]), 1);
     assert!(error.contains("a\\u{1b}[31mb"), "{error}");
-    ok(["create", &name, "--engine=btt", "--size=32M"]);
-    let shown = ok(["info", &name]);
-    assert!(shown.contains("a\\u{1b}[31mb") && !shown.contains('\u{1b}'), "{shown}");
+    let made = ok(["create", &name, "--engine=btt", "--size=32M"]);
+    for shown in [made, ok(["info", &name]), ok(["check", &name])] {
+        assert!(shown.contains("a\\u{1b}[31mb\\nc") && !shown.contains('\u{1b}'), "{shown}");
+    }
     let json: serde_json::Value = serde_json::from_str(&ok(["info", &name, "--json"])).unwrap();
     assert_eq!(json["pool"], name.as_str());
+}
+
+#[test]
+fn help_that_cannot_be_printed_is_a_failure() {
+    for args in [&["--version"][..], &["help"], &["serve", "--help"], &["help", "backings"]] {
+        let full = std::fs::File::options().write(true).open("/dev/full").unwrap();
+        let output = tidegate().args(args).stdout(full).output().unwrap();
+        assert!(one_line(&output, 1).contains("cannot write to standard output"), "{args:?}");
+    }
 }
 
 /// What a server in `dir` prints on standard error until it is ready and stopped.
