@@ -207,7 +207,7 @@ impl Check<'_> {
                     // A group's members are fenced before its commit, and count only after it.
                     let is_last = found.group == 0 && of_newest.contains(&slot);
                     let is_uncommitted = found.group > self.report.committed_group;
-                    if !is_uncommitted && !scan.header.sharding().is_home(slot, found.page) {
+                    if !is_uncommitted && !scan.header.is_home(slot, found.page) {
                         let name = name_of(found.page, found.dirty);
                         self.report.fault(format!(
                             "slot {slot}: {name} belongs into a slot of another shard, and no                              program opens such a pool"

@@ -205,6 +205,11 @@ impl CacheHeader {
         Sharding { count: self.shards, cluster: self.cluster, by_neighbourhood }
     }
 
+    /// Returns whether `page` may lie in `slot`: both are of the same shard.
+    pub fn is_home(&self, slot: u32, page: u64) -> bool {
+        self.sharding().is_home(slot, page)
+    }
+
     /// Returns the settings that differ from their defaults, by key.
     pub(in crate::cache) fn settings_by_key(&self) -> BTreeMap<&str, &str> {
         self.settings.lines().filter_map(|line| line.split_once('=')).collect()
