@@ -15,8 +15,8 @@ use crate::args::DoctorArgs;
 use crate::control;
 use crate::output::{json, line, one_line};
 
-/// Shared memory that the commands may need, in bytes. `record` takes the most.
-const SHARED_BYTES: u64 = 8 << 20;
+/// Shared memory that the commands may need, in bytes. `run` takes the most.
+const SHARED_BYTES: u64 = 24 << 20;
 
 /// How a topic stands.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
