@@ -1,5 +1,6 @@
 //! What the documents name is there.
 
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
 use crate::support::{directory_in, ok, run, scratch, succeed, tidegate, tool};
@@ -86,6 +87,92 @@ fn the_fuzz_targets_of_the_threat_model_exist() {
     for name in named {
         assert!(fuzz.contains(&format!("name = \"{name}\"")), "there is no fuzz target {name}");
     }
+}
+
+/// All pages of the repository, by their paths in it.
+fn pages() -> Vec<PathBuf> {
+    let listed = succeed(tool("git", "git").args(["ls-files", "*.md"]).current_dir(root()));
+    listed.lines().map(PathBuf::from).collect()
+}
+
+/// The text of a page without its blocks of code.
+fn prose(page: &str) -> String {
+    page.split("```").step_by(2).collect()
+}
+
+/// The anchors of a page's headings, as a forge makes them.
+fn anchors(page: &str) -> Vec<String> {
+    let headings = page.lines().filter(|line| line.starts_with('#'));
+    let anchor = |line: &str| {
+        let kept = |c: &char| c.is_alphanumeric() || [' ', '-', '_'].contains(c);
+        let text = line.trim_start_matches('#').trim().to_lowercase();
+        text.chars().filter(kept).collect::<String>().replace(' ', "-")
+    };
+    headings.map(anchor).collect()
+}
+
+/// Each link of each page leads to a file of the repository, and to a heading in it.
+#[test]
+fn links_lead_somewhere() {
+    let mut links = 0;
+    for page in pages() {
+        let text = prose(&read(page.to_str().unwrap()));
+        let targets = text.split("](").skip(1).filter_map(|rest| rest.split(')').next());
+        for target in targets.filter(|target| !target.contains("://")) {
+            let (path, anchor) = target.split_once('#').unwrap_or((target, ""));
+            let folder = page.parent().unwrap();
+            let to = if path.is_empty() { page.clone() } else { folder.join(path) };
+            let place = root().join(&to);
+            assert!(place.exists(), "{}: {target} is not there", page.display());
+            if !anchor.is_empty() {
+                let found = anchors(&prose(&std::fs::read_to_string(place).unwrap()));
+                let is_there = found.iter().any(|found| found == anchor);
+                assert!(is_there, "{}: {target} is not among {found:?}", page.display());
+            }
+            links += 1;
+        }
+    }
+    assert!(links > 200, "{links} links");
+}
+
+/// The commands of `tidegate` in a page, each with one of its options: `bench log`, `--parts`.
+fn options_in(page: &str) -> impl Iterator<Item = (Vec<String>, String)> {
+    let lines = page.lines().map(|line| line.trim_start().trim_start_matches("$ "));
+    let written = lines.flat_map(|line| {
+        let typed = line.starts_with("tidegate ").then_some(line);
+        typed.into_iter().chain(quoted(line).filter(|text| text.starts_with("tidegate ")))
+    });
+    written.flat_map(|line| {
+        // Behind these are words of another program, a comment, or another command.
+        let own = [" -- ", " #", " |", "`"]
+            .iter()
+            .fold(line, |line, end| line.split_once(end).map_or(line, |(before, _)| before));
+        let words: Vec<&str> = own.split_whitespace().skip(1).collect();
+        let depth = if words.first() == Some(&"bench") { 2 } else { 1 };
+        let command: Vec<String> = words.iter().take(depth).map(|&word| word.into()).collect();
+        let is_option = |word: &&str| word.starts_with("--") && word.len() > 2;
+        let options = words.into_iter().filter(is_option);
+        let name = |word: &str| {
+            word.split(['=', ']', ',', '.', ':', ';', ')']).next().unwrap_or(word).to_owned()
+        };
+        options.map(move |option| (command.clone(), name(option))).collect::<Vec<_>>()
+    })
+}
+
+/// Each option in each page is one that its command takes. The changelog has former ones, too.
+#[test]
+fn commands_take_the_options_of_the_pages() {
+    let read_all = |page: &PathBuf| read(page.to_str().unwrap());
+    let current = pages().into_iter().filter(|page| page != Path::new("CHANGELOG.md"));
+    let texts: Vec<String> = current.map(|page| read_all(&page)).collect();
+    let all: BTreeSet<_> = texts.iter().flat_map(|text| options_in(text)).collect();
+    for (command, option) in &all {
+        let said = run(command.iter().chain([option, &"--help".to_owned()])).stderr;
+        let said = String::from_utf8_lossy(&said);
+        assert!(!said.contains("unexpected argument"), "{command:?}: {said}");
+        assert!(!said.contains("unrecognized subcommand"), "{command:?}: {said}");
+    }
+    assert!(all.len() > 60, "{all:?}");
 }
 
 /// Checks a repository of one page and one crate, then plants sentences and comments that exceed
