@@ -86,7 +86,7 @@ static void send_all(pid_t to, int count)
         }
         if (number % 5 == 0)
             kill(to, SIGUSR1);
-        if (number % 3 == 0)
+        if (number % 11 == 0)
             kill(to, SIGUSR2);
         if (number % 7 == 0)
             kill(to, SIGALRM);
@@ -105,7 +105,9 @@ int main(int argc, char **argv)
 {
     check(argc == 3, "usage: signals DIR COUNT");
     int count = atoi(argv[2]);
-    stack_t stack = { .ss_sp = malloc(65536), .ss_size = 65536 };
+    /* Handlers may be in one another: a frame of the kernel has some KiB. */
+    size_t size = 4 << 20;
+    stack_t stack = { .ss_sp = malloc(size), .ss_size = size };
     check(sigaltstack(&stack, NULL) == 0, "sigaltstack");
     struct sigaction action = { .sa_sigaction = on_queued, .sa_flags = SA_SIGINFO | SA_RESTART };
     check(sigaction(SIGRTMIN, &action, NULL) == 0, "sigaction");
