@@ -92,9 +92,11 @@ pub(crate) fn stack_error(error: StackError) -> anyhow::Error {
     if error.is_usage() { UsageError(error.to_string()).into() } else { error.into() }
 }
 
-/// Returns `path` as programs in other directories find it.
+/// Returns `path` for people and programs in other directories. JSON has characters only, so other
+/// bytes are replaced.
 pub(crate) fn absolute(path: &Path) -> PathBuf {
-    std::path::absolute(path).unwrap_or_else(|_| path.to_path_buf())
+    let absolute = std::path::absolute(path).unwrap_or_else(|_| path.to_path_buf());
+    absolute.to_string_lossy().into_owned().into()
 }
 
 /// Returns `text` as one line, as every error must be.

@@ -138,6 +138,22 @@ fn paths_of_a_server_that_was_started_with_relative_ones_are_absolute() {
     assert!(server.stop(Signal::TERM).0.success());
 }
 
+/// JSON has no bytes that are no characters: one such name must not hide all devices of a server.
+#[test]
+fn a_pool_whose_name_is_not_text_is_listed() {
+    use std::os::unix::ffi::OsStrExt;
+    let scene = Scene::new();
+    let pool = scene.dir.path().join(std::ffi::OsStr::from_bytes(b"pool\xff"));
+    std::fs::rename(scene.path("alone"), &pool).unwrap();
+    let mut command = tidegate();
+    command.arg("serve").arg(&pool).arg(format!("--nbd=unix:{}", scene.text("other")));
+    let server = Server::spawn(&mut command);
+    let devices = scene.devices();
+    let [device] = &devices[..] else { panic!("{devices:#?}") };
+    assert_eq!(device["pool"], *pool.to_string_lossy(), "{device:#}");
+    assert!(server.stop(Signal::TERM).0.success());
+}
+
 #[test]
 fn a_server_removes_the_sockets_of_killed_servers_and_no_others() {
     let scene = Scene::new();
