@@ -6,6 +6,7 @@ use std::path::Path;
 use anyhow::Result;
 use rustix::process::{Resource, getrlimit};
 use serde::Serialize;
+use tidegate::log::CONTROL_BYTES;
 use tidegate::pmem::{Domain, Region, RegionOptions};
 use tidegate::size::Size;
 use tidegate_run::{Coverage, coverage, dax_mounts};
@@ -15,8 +16,8 @@ use crate::args::DoctorArgs;
 use crate::control;
 use crate::output::{json, line, one_line};
 
-/// Shared memory that the commands may need, in bytes. `run` takes the most.
-const SHARED_BYTES: u64 = 24 << 20;
+/// Shared memory that the commands may need, in bytes, with some to spare. `run` takes the most.
+const SHARED_BYTES: u64 = CONTROL_BYTES.next_multiple_of(8 << 20);
 
 /// How a topic stands.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]

@@ -115,20 +115,28 @@ fn a_program_starts_with_the_ignored_signals_and_closed_descriptors_that_there_w
     }
 }
 
+/// Options of `run` with a pool, where the shell knows the pool.
+const POOLED: &str = "--size=64M --pool $POOL";
+
+/// A shell that does `before` and becomes the launcher of another shell, with `script`, by `run`
+/// with the options `how`.
+fn launched(bed: &Bed, before: &str, how: &str, script: &str) -> std::process::Command {
+    preload_library();
+    let program = env!("CARGO_BIN_EXE_tidegate");
+    let all = format!("{before}; exec {program} run -q {how} -- sh -c '{script}'");
+    let mut shell = std::process::Command::new("/bin/sh");
+    shell.args(["-c", &all]).env("POOL", bed.pool()).current_dir(bed.disk());
+    shell
+}
+
 /// The kernel does not tell a process that ignores SIGCHLD how its children ended.
 #[test]
 fn a_launcher_whose_parent_ignores_the_end_of_children_passes_the_status_on() {
     let bed = Bed::new();
-    let pool = bed.pool();
-    let pooled = format!("--size=64M --pool {}", pool.display());
-    preload_library();
-    for options in [pooled.as_str(), "--volatile", "--volatile --sync-at-end"] {
-        let program = env!("CARGO_BIN_EXE_tidegate");
-        let script = format!("trap '' CHLD; exec {program} run -q {options} -- sh -c 'exit 3'");
-        let mut shell = std::process::Command::new("/bin/sh");
-        let output = shell.current_dir(bed.disk()).args(["-c", &script]).output().unwrap();
+    for how in [POOLED, "--volatile", "--volatile --sync-at-end"] {
+        let output = launched(&bed, "trap '' CHLD", how, "exit 3").output().unwrap();
         let said = String::from_utf8_lossy(&output.stderr);
-        assert_eq!((output.status.code(), &*said), (Some(3), ""), "{options}");
+        assert_eq!((output.status.code(), &*said), (Some(3), ""), "{how}");
     }
 }
 
@@ -136,17 +144,11 @@ fn a_launcher_whose_parent_ignores_the_end_of_children_passes_the_status_on() {
 /// for its own process.
 #[test]
 fn variables_that_name_the_launcher_s_process_name_the_program_s() {
-    let bed = Bed::new();
-    let pool = bed.pool();
-    let pooled = format!("--size=64M --pool {}", pool.display());
-    preload_library();
     let show = "echo $((LISTEN_PID - $$)) $((WATCHDOG_PID - $$)) $OTHER";
     let variables = "export LISTEN_PID=$$ WATCHDOG_PID=$$ OTHER=kept";
-    for options in [pooled.as_str(), "--volatile"] {
-        let program = env!("CARGO_BIN_EXE_tidegate");
-        let script = format!("{variables}; exec {program} run -q {options} -- sh -c '{show}'");
-        let mut shell = std::process::Command::new("/bin/sh");
-        assert_eq!(succeed(shell.current_dir(bed.disk()).args(["-c", &script])), "0 0 kept\n");
+    let bed = Bed::new();
+    for how in [POOLED, "--volatile"] {
+        assert_eq!(succeed(&mut launched(&bed, variables, how, show)), "0 0 kept\n");
     }
 }
 

@@ -23,8 +23,7 @@ use crate::sys::{path, query};
 const MESSAGE_BYTES: usize = 128;
 /// Interval of looks at a supervisor that does not answer.
 const LOOK_INTERVAL: Duration = Duration::from_secs(5);
-/// Enough for `/proc/PID/stat`, and for the part of its content that has the state.
-const PROC_PATH_BYTES: usize = 32;
+/// Enough for the part of `/proc/PID/stat` that has the state.
 const STAT_BYTES: usize = 128;
 /// Timeout for retiring the log if the supervisor cannot be reached.
 const CHECKPOINT_TIMEOUT: Duration = Duration::from_secs(60);
@@ -212,17 +211,8 @@ fn ask(message: &Message, wanted: &[u8]) -> bool {
 /// Its answer may never come.
 fn is_stopped(socket: &OwnedFd) -> bool {
     let Ok(peer) = sockopt::socket_peercred(socket) else { return false };
-    let (mut path, mut stat) = ([0; PROC_PATH_BYTES], [0; STAT_BYTES]);
-    let mut unwritten = &mut path[..PROC_PATH_BYTES - 1];
-    if std::io::Write::write_fmt(
-        &mut unwritten,
-        format_args!("/proc/{}/stat", peer.pid.as_raw_pid()),
-    )
-    .is_err()
-    {
-        return false;
-    }
-    let path = CStr::from_bytes_until_nul(&path).unwrap_or_default();
+    let (mut link, mut stat) = ([0; path::LINK_BYTES], [0; STAT_BYTES]);
+    let path = path::proc_stat(peer.pid.as_raw_pid(), &mut link);
     let file = path::Opened::open(libc::AT_FDCWD, path, libc::O_RDONLY);
     let len = file.ok().and_then(|file| query::read(file.number(), &mut stat).ok()).unwrap_or(0);
     state_of(&stat[..len]).is_some_and(|state| b"Tt".contains(&state))

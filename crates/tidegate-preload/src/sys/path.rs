@@ -126,26 +126,32 @@ pub(crate) const LINK_BYTES: usize = 32;
 /// Returns the name in `/proc` of an open descriptor of the calling thread. The thread may have a
 /// table of descriptors of its own.
 pub(crate) fn proc_link(descriptor: c_int, buffer: &mut [u8; LINK_BYTES]) -> &CStr {
-    proc_entry(b"/proc/thread-self/fd/", descriptor, buffer)
+    proc_entry(b"/proc/thread-self/fd/", descriptor, b"", buffer)
 }
 
 /// Returns the name in `/proc` of what the kernel tells about an open descriptor of the process.
 pub(crate) fn proc_information(descriptor: c_int, buffer: &mut [u8; LINK_BYTES]) -> &CStr {
-    proc_entry(b"/proc/self/fdinfo/", descriptor, buffer)
+    proc_entry(b"/proc/self/fdinfo/", descriptor, b"", buffer)
 }
 
-/// Returns the name of a descriptor in a directory, whose name leaves space for the digits.
+/// Returns the name in `/proc` of what the kernel tells about a process.
+pub(crate) fn proc_stat(process: c_int, buffer: &mut [u8; LINK_BYTES]) -> &CStr {
+    proc_entry(b"/proc/", process, b"/stat", buffer)
+}
+
+/// Returns `before`, the digits of `number` and `after`, which leave space for the digits.
 fn proc_entry<'b>(
-    directory: &[u8],
-    descriptor: c_int,
+    before: &[u8],
+    number: c_int,
+    after: &[u8],
     buffer: &'b mut [u8; LINK_BYTES],
 ) -> &'b CStr {
     let mut digits = [0; 10];
-    let digits = decimal(descriptor.unsigned_abs(), &mut digits);
-    buffer[..directory.len()].copy_from_slice(directory);
-    let end = directory.len() + digits.len();
-    buffer[directory.len()..end].copy_from_slice(digits);
-    buffer[end] = 0;
+    let mut end = 0;
+    for part in [before, decimal(number.unsigned_abs(), &mut digits), after, b"\0"] {
+        buffer[end..end + part.len()].copy_from_slice(part);
+        end += part.len();
+    }
     CStr::from_bytes_until_nul(buffer).unwrap_or_default()
 }
 

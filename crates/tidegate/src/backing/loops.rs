@@ -215,9 +215,8 @@ pub(super) fn looped(device: &File, whole: &Path) -> Option<Looped> {
 
 #[cfg(all(test, not(loom)))]
 mod tests {
-    use std::process::Command;
-
     use super::*;
+    use crate::device::file::tests::LoopDisk;
 
     /// Makes the folder of a loop device in `sysfs` over the file `path`.
     fn folder(sysfs: &Path, name: &str, path: &Path, is_read_only: bool) -> PathBuf {
@@ -300,24 +299,6 @@ mod tests {
         assert!(take(false).is_err() && take(true).is_err());
     }
 
-    /// A loop device over a file; detached when dropped.
-    struct Attached(String);
-
-    impl Attached {
-        fn over(file: &Path) -> Self {
-            let made = Command::new("losetup").args(["--find", "--show"]).arg(file).output();
-            let made = made.expect("losetup is installed");
-            assert!(made.status.success(), "{}", String::from_utf8_lossy(&made.stderr));
-            Self(String::from_utf8(made.stdout).unwrap().trim().to_owned())
-        }
-    }
-
-    impl Drop for Attached {
-        fn drop(&mut self) {
-            let _ = Command::new("losetup").arg("-d").arg(&self.0).status();
-        }
-    }
-
     /// In another mount namespace the path of the file leads to another file.
     #[test]
     fn only_the_file_that_the_kernel_has_behind_a_device_identifies_it() {
@@ -325,7 +306,7 @@ mod tests {
         let [image, other] = ["image", "other"].map(|name| dir.path().join(name));
         std::fs::write(&image, vec![0; 1 << 20]).unwrap();
         std::fs::write(&other, vec![0; 1 << 20]).unwrap();
-        let attached = Attached::over(&image);
+        let attached = LoopDisk::attach(&image);
         let device = File::open(&attached.0).unwrap();
         for (path, is_it) in [(&image, true), (&other, false)] {
             let folder = folder(dir.path(), "loop0", path, false);
@@ -342,7 +323,7 @@ mod tests {
         std::fs::write(&image, vec![0; 1 << 20]).unwrap();
         let file = File::open(&image).unwrap();
         assert_eq!(loop_over(&file).unwrap(), None);
-        let attached = Attached::over(&image);
+        let attached = LoopDisk::attach(&image);
         for _ in 0..2 {
             assert_eq!(loop_over(&file).unwrap(), Some(PathBuf::from(&attached.0)));
             let _ = std::fs::remove_file(&image);

@@ -392,4 +392,4 @@ impl FileDevice {
 }
 
 #[cfg(all(test, not(loom)))]
-mod tests;
+pub(crate) mod tests;

@@ -434,10 +434,10 @@ fn flushes_that_the_kernel_fails_lose_the_writes_before_them() {
 }
 
 /// A loop device, which stands for a disk.
-struct LoopDisk(String);
+pub(crate) struct LoopDisk(pub(crate) String);
 
 impl LoopDisk {
-    fn attach(file: &Path) -> Self {
+    pub(crate) fn attach(file: &Path) -> Self {
         let made = Command::new("losetup").args(["--find", "--show"]).arg(file).output();
         let made = made.expect("losetup is installed");
         assert!(made.status.success(), "{}", String::from_utf8_lossy(&made.stderr));
